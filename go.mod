@@ -1,0 +1,3 @@
+module petiole
+
+go 1.26

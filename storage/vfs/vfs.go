@@ -1,0 +1,52 @@
+// Package vfs is the file system as Petiole's log sees it: the few calls whose
+// failure modes matter for durability, behind an interface so that tests can
+// put a simulated disk with power cuts and byte-level faults under the same code.
+package vfs
+
+import (
+	"io"
+	"io/fs"
+)
+
+// FS is a file system. Names are slash-separated operating system paths.
+// Errors are *fs.PathError values that name the operation and the path.
+type FS interface {
+	// Open opens name for reading and writing; with create it is created
+	// (mode 0o600) if it does not exist. Creation is durable only after
+	// SyncDir of the directory.
+	Open(name string, create bool) (File, error)
+	// Remove deletes a file; durable only after SyncDir.
+	Remove(name string) error
+	// Rename replaces newname; durable only after SyncDir.
+	Rename(oldname, newname string) error
+	// MkdirAll creates dir (mode 0o700) and its parents and syncs each parent.
+	MkdirAll(dir string) error
+	// List returns the names in dir, sorted.
+	List(dir string) ([]string, error)
+	// Stat describes name.
+	Stat(name string) (fs.FileInfo, error)
+	// SyncDir makes creations, renames and removals in dir durable.
+	SyncDir(dir string) error
+	// Lock takes an exclusive advisory lock on name (created if need be) that
+	// ends with the process; it fails at once if another process holds it.
+	Lock(name string) (io.Closer, error)
+}
+
+// File is an open file.
+type File interface {
+	io.ReaderAt
+	io.WriterAt
+	io.Closer
+	// Size returns the length in bytes.
+	Size() (int64, error)
+	// Truncate sets the length.
+	Truncate(size int64) error
+	// Sync is fsync: contents and all metadata.
+	Sync() error
+	// Datasync is fdatasync: contents and the length.
+	Datasync() error
+	// Preallocate reserves space for [0, size) so that later writes there
+	// neither fail for want of space nor change metadata; the length becomes
+	// at least size. File systems without support report no error.
+	Preallocate(size int64) error
+}
