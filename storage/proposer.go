@@ -1,0 +1,20 @@
+package storage
+
+// Proposer hands commands to the log that orders them. Locally it is a thin
+// layer over the write-ahead log; in a cluster it is the consensus protocol.
+// Every record handed in without an error either comes back, in order and
+// durable, at the group's Apply, or the storage fails for good and nothing is
+// acknowledged after it.
+type Proposer interface {
+	// Propose hands in one record, the concatenation of parts, which are copied
+	// before it returns. The tag comes back with the record at Apply on this
+	// node (and only there: a replayed record has no tag). It does not by
+	// itself start a commit; see Kick.
+	Propose(g GroupID, tag any, parts ...[]byte) error
+	// ProposeLazy hands in a record that nobody waits for: it travels with the
+	// next commit, or within a bounded time.
+	ProposeLazy(g GroupID, parts ...[]byte) error
+	// Kick starts committing what was handed in. It is called after everything
+	// at hand has been handed in, and is cheap if a commit is under way.
+	Kick()
+}
