@@ -1,0 +1,153 @@
+// Package rig holds what the fault rigs and the benchmarks share: building the
+// programs, running them as separate processes, choosing ports, waiting until
+// a server answers, and generating messages whose fate can be checked.
+//
+// It drives the programs from outside only, over sockets, signals and files;
+// it imports nothing of the product.
+package rig
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// ModuleRoot is the directory of the module petiole, seen from the module in
+// which the caller runs.
+func ModuleRoot() (string, error) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "petiole").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module petiole (run inside the repository): %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// Build compiles package pkg of the module in moduleDir into the file out, with
+// the given build tags. The error carries the compiler's output.
+func Build(ctx context.Context, moduleDir, pkg, out string, tags ...string) error {
+	args := []string{"build", "-o", out}
+	if len(tags) > 0 {
+		args = append(args, "-tags", strings.Join(tags, ","))
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+	cmd.Dir = moduleDir
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, text)
+	}
+	return nil
+}
+
+// Programs are the paths of the programs under test.
+type Programs struct {
+	Edge string
+	Hub  string
+}
+
+// BuildPrograms compiles cmd/edge with the given build tags, and cmd/hub
+// without any, into dir.
+func BuildPrograms(ctx context.Context, dir string, edgeTags ...string) (Programs, error) {
+	p := Programs{Edge: filepath.Join(dir, "edge"), Hub: filepath.Join(dir, "hub")}
+	root, err := ModuleRoot()
+	if err != nil {
+		return p, err
+	}
+	if err := Build(ctx, root, "./cmd/edge", p.Edge, edgeTags...); err != nil {
+		return p, err
+	}
+	return p, Build(ctx, root, "./cmd/hub", p.Hub)
+}
+
+// FreePort returns a TCP port of the loopback interface that was free a moment
+// ago. Programs that must come back on the same port after a restart are given
+// one of these.
+func FreePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("choose a TCP port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
+
+// FreeUDPPort is FreePort for UDP.
+func FreeUDPPort() (int, error) {
+	c, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("choose a UDP port: %w", err)
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).Port, nil
+}
+
+// Addr is the loopback address with the given port.
+func Addr(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+
+// ErrEnded is returned by WaitReady when the process ended instead.
+var ErrEnded = errors.New("the process ended before it answered")
+
+// WaitReady returns once the server that p runs answers PING with PONG on its
+// client port addr. It tries every few milliseconds for at most timeout.
+func WaitReady(p *Process, addr string, timeout time.Duration) error {
+	deadline := time.Now().Add(timeout)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	var last error
+	for time.Now().Before(deadline) {
+		if last = ping(addr, deadline); last == nil {
+			return nil
+		}
+		select {
+		case <-p.Done():
+			return fmt.Errorf("wait for %s on %s: %w with status %d; %s", p.name, addr, ErrEnded, p.ExitCode(), p.tailHint())
+		case <-tick.C:
+		}
+	}
+	return fmt.Errorf("%s does not answer on %s after %v: %w; %s", p.name, addr, timeout, last, p.tailHint())
+}
+
+// ping does the smallest NATS conversation that proves that a server serves.
+func ping(addr string, deadline time.Time) error {
+	c, err := net.DialTimeout("tcp", addr, time.Until(deadline))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(deadline); err != nil {
+		return err
+	}
+	r := bufio.NewReader(c)
+	if line, err := r.ReadString('\n'); err != nil || !strings.HasPrefix(line, "INFO ") {
+		return fmt.Errorf("no INFO from %s (got %q): %w", addr, line, err)
+	}
+	if _, err := c.Write([]byte("CONNECT {\"verbose\":false,\"pedantic\":false,\"lang\":\"rig\",\"version\":\"1\",\"protocol\":1}\r\nPING\r\n")); err != nil {
+		return err
+	}
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		switch {
+		case strings.HasPrefix(line, "PONG"):
+			return nil
+		case strings.HasPrefix(line, "-ERR"):
+			return fmt.Errorf("%s refused: %s", addr, strings.TrimSpace(line))
+		}
+	}
+}
+
+// WriteFile writes text to dir/name and returns the path.
+func WriteFile(dir, name, text string) (string, error) {
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		return "", fmt.Errorf("write configuration: %w", err)
+	}
+	return path, nil
+}
