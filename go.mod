@@ -1,3 +1,8 @@
 module petiole
 
-go 1.26
+go 1.26.0
+
+require (
+	golang.org/x/sys v0.50.0 // indirect
+	pgregory.net/rapid v1.3.0 // indirect
+)

@@ -17,7 +17,11 @@
 // not hold yet, the log does.
 package storage
 
-import "errors"
+import (
+	"errors"
+
+	"petiole/storage/vfs"
+)
 
 // LSN is a log sequence number: the position of one record in the shared
 // write-ahead log. The first record has LSN 1; zero means "none". LSNs rise by
@@ -48,7 +52,7 @@ var (
 	// ErrClosed says that the store or log has been closed.
 	ErrClosed = errors.New("storage closed")
 	// ErrLocked says that another process uses the store directory.
-	ErrLocked = errors.New("store directory is in use by another process")
+	ErrLocked = vfs.ErrLocked
 )
 
 // Message is one stored message. The slices are owned by whoever handed the

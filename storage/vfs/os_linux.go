@@ -1,0 +1,44 @@
+package vfs
+
+import (
+	"errors"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// datasync is fdatasync(2), restarted when a signal interrupts it before it
+// has begun. No other error is ever retried: after a failed sync the kernel may
+// have dropped the dirty pages, and a second call would report success.
+func datasync(f *os.File) error {
+	return control(f, func(fd int) error { return unix.Fdatasync(fd) })
+}
+
+// preallocate is fallocate(2) mode 0.
+func preallocate(f *os.File, size int64) error {
+	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return extend(f, size)
+	}
+	return err
+}
+
+// control runs fn on f's descriptor, which stays open meanwhile.
+func control(f *os.File, fn func(fd int) error) error {
+	rc, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var ferr error
+	err = rc.Control(func(fd uintptr) {
+		for {
+			if ferr = fn(int(fd)); ferr != unix.EINTR {
+				return
+			}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return ferr
+}
