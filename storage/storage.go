@@ -112,8 +112,8 @@ type Filter struct {
 // machine beside them. Message contents handed to Append may alias a WAL batch:
 // they are immutable from then on.
 //
-// A Store is driven by one writer (Append, Remove, Purge, Truncate, Skip,
-// SetTimeFloor, Freeze) under the stream's lock; reads may come from any
+// A Store is driven by one writer (Append, Skip, Remove, Purge,
+// Freeze) under the stream's lock; reads may come from any
 // goroutine at any time.
 type Store interface {
 	// State returns the summary, in constant time.

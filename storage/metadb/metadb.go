@@ -1,0 +1,217 @@
+// Package metadb keeps small facts about a server in one bbolt file: the meta
+// machine's checkpoint, the node's identity, the state of exports.
+//
+// Every Put is one transaction that is on disk when Put returns. Values carry a
+// CRC32C over bucket, key and content, so that a flipped bit is an error and
+// never a wrong fact:
+//
+//	bucket / key ──► ┌─────────┬──────────────┬─────────┐
+//	                 │ version │ crc32c (LE)  │ content │
+//	                 │ 1 octet │ 4 octets     │ n       │
+//	                 └─────────┴──────────────┴─────────┘
+package metadb
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"petiole/storage"
+)
+
+// LockTimeout is how long Open waits for another process to let go of the file.
+const LockTimeout = time.Second
+
+const (
+	version  = 1
+	overhead = 5
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// KV is one entry to put. A nil Value deletes the key; an empty one does not.
+type KV struct {
+	Key   string
+	Value []byte
+}
+
+// DB is an open file. All methods may be called from any goroutine.
+type DB struct {
+	path string
+	db   *bbolt.DB
+}
+
+// Open opens or creates the file at path (mode 0600). It fails with
+// storage.ErrLocked if another process holds it for longer than LockTimeout,
+// and with storage.ErrCorrupt if the file is not a database.
+func Open(path string) (d *DB, err error) {
+	// bbolt asserts its page structure by panicking.
+	defer func() {
+		if r := recover(); r != nil {
+			d, err = nil, &storage.CorruptError{File: path, Reason: fmt.Sprint(r)}
+		}
+	}()
+	_, statErr := os.Stat(path)
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
+		Timeout:      LockTimeout,
+		FreelistType: bbolt.FreelistMapType,
+	})
+	switch {
+	case err == nil:
+	case errors.Is(err, berrors.ErrTimeout):
+		return nil, fmt.Errorf("open %s: %w", path, storage.ErrLocked)
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
+		return nil, &storage.CorruptError{File: path, Reason: "not a usable database: " + err.Error()}
+	default:
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	if statErr != nil {
+		// A new file: its directory entry must survive a power cut too.
+		if err := syncDir(filepath.Dir(path)); err != nil {
+			_ = db.Close()
+			return nil, fmt.Errorf("open %s: %w", path, err)
+		}
+	}
+	return &DB{path: path, db: db}, nil
+}
+
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Path returns the file's path.
+func (d *DB) Path() string { return d.path }
+
+// Get returns a copy of the value under key, or storage.ErrNotFound.
+func (d *DB) Get(bucket, key string) ([]byte, error) {
+	var out []byte
+	err := d.db.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket([]byte(bucket))
+		if b == nil {
+			return storage.ErrNotFound
+		}
+		v := b.Get([]byte(key))
+		if v == nil {
+			return storage.ErrNotFound
+		}
+		c, err := d.open(bucket, key, v)
+		out = bytes.Clone(c)
+		return err
+	})
+	if err != nil {
+		return nil, d.wrap("get", bucket, key, err)
+	}
+	return out, nil
+}
+
+// Put writes all entries in one transaction, which is on disk when Put
+// returns; either all of them are or, after an error, none.
+func (d *DB) Put(bucket string, kvs ...KV) error {
+	err := d.db.Update(func(tx *bbolt.Tx) error {
+		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
+		if err != nil {
+			return err
+		}
+		for _, kv := range kvs {
+			if kv.Value == nil {
+				err = b.Delete([]byte(kv.Key))
+			} else {
+				err = b.Put([]byte(kv.Key), seal(bucket, kv.Key, kv.Value))
+			}
+			if err != nil {
+				return fmt.Errorf("key %q: %w", kv.Key, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return d.wrap("put", bucket, "", err)
+	}
+	return nil
+}
+
+// ForEach calls fn for the entries of bucket whose key begins with prefix, in
+// key order, until fn returns an error, which it returns. value is fn's to
+// keep. fn must not call Put.
+func (d *DB) ForEach(bucket, prefix string, fn func(key string, value []byte) error) error {
+	var fnErr error
+	err := d.db.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket([]byte(bucket))
+		if b == nil {
+			return nil
+		}
+		c := b.Cursor()
+		for k, v := c.Seek([]byte(prefix)); k != nil && bytes.HasPrefix(k, []byte(prefix)); k, v = c.Next() {
+			content, err := d.open(bucket, string(k), v)
+			if err != nil {
+				return err
+			}
+			if fnErr = fn(string(k), bytes.Clone(content)); fnErr != nil {
+				return nil
+			}
+		}
+		return nil
+	})
+	if fnErr != nil {
+		return fnErr
+	}
+	if err != nil {
+		return d.wrap("read", bucket, prefix, err)
+	}
+	return nil
+}
+
+// Close releases the file. Later calls fail with storage.ErrClosed.
+func (d *DB) Close() error {
+	if err := d.db.Close(); err != nil {
+		return fmt.Errorf("close %s: %w", d.path, err)
+	}
+	return nil
+}
+
+func (d *DB) wrap(op, bucket, key string, err error) error {
+	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
+		err = storage.ErrClosed
+	}
+	if key != "" {
+		bucket += "/" + key
+	}
+	return fmt.Errorf("%s %s in %s: %w", op, bucket, d.path, err)
+}
+
+func sum(bucket, key string, content []byte) uint32 {
+	c := crc32.Update(0, castagnoli, []byte(bucket))
+	c = crc32.Update(c, castagnoli, []byte{0})
+	c = crc32.Update(c, castagnoli, []byte(key))
+	c = crc32.Update(c, castagnoli, []byte{0})
+	return crc32.Update(c, castagnoli, content)
+}
+
+func seal(bucket, key string, content []byte) []byte {
+	v := make([]byte, overhead, overhead+len(content))
+	v[0] = version
+	binary.LittleEndian.PutUint32(v[1:], sum(bucket, key, content))
+	return append(v, content...)
+}
+
+func (d *DB) open(bucket, key string, v []byte) ([]byte, error) {
+	if len(v) < overhead || v[0] != version {
+		return nil, &storage.CorruptError{File: d.path, Reason: fmt.Sprintf("%s/%s has an unknown layout", bucket, key)}
+	}
+	if binary.LittleEndian.Uint32(v[1:]) != sum(bucket, key, v[overhead:]) {
+		return nil, &storage.CorruptError{File: d.path, Reason: fmt.Sprintf("%s/%s fails its checksum", bucket, key)}
+	}
+	return v[overhead:], nil
+}
