@@ -30,8 +30,6 @@
 package consumer
 
 import (
-	"time"
-
 	"petiole/internal/jetstream/api"
 	"petiole/storage"
 )
