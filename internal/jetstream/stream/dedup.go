@@ -1,0 +1,92 @@
+package stream
+
+import (
+	"cmp"
+	"encoding/binary"
+	"slices"
+
+	"petiole/storage"
+)
+
+// ddEntry is one message id in the window.
+type ddEntry struct {
+	id   string
+	seq  uint64
+	time int64
+}
+
+// dedup is the window of message ids: a map to find them, a queue by time to
+// forget them, and what the next checkpoint has to write.
+type dedup struct {
+	byID  map[string]uint64 // id → sequence
+	queue []ddEntry         // by time, from head
+	head  int
+	// fresh is the index in queue of the first entry that no checkpoint has;
+	// entries before it are forgotten with a deletion.
+	fresh   int
+	deleted []string
+}
+
+func (d *dedup) init() { d.byID = map[string]uint64{} }
+
+func (d *dedup) load(saved []ddEntry) {
+	slices.SortFunc(saved, func(a, b ddEntry) int {
+		return cmp.Or(cmp.Compare(a.time, b.time), cmp.Compare(a.seq, b.seq))
+	})
+	d.queue, d.fresh = saved, len(saved)
+	for _, e := range saved {
+		d.byID[e.id] = e.seq
+	}
+}
+
+func (d *dedup) lookup(id string) (uint64, bool) {
+	seq, ok := d.byID[id]
+	return seq, ok
+}
+
+func (d *dedup) add(id string, seq uint64, time int64) {
+	if _, ok := d.byID[id]; ok { // only without a window
+		return
+	}
+	d.byID[id] = seq
+	d.queue = append(d.queue, ddEntry{id: id, seq: seq, time: time})
+}
+
+// prune forgets ids stored at or before t.
+func (d *dedup) prune(t int64) {
+	for d.head < len(d.queue) && d.queue[d.head].time <= t {
+		e := &d.queue[d.head]
+		delete(d.byID, e.id)
+		if d.head < d.fresh {
+			d.deleted = append(d.deleted, e.id)
+		}
+		*e = ddEntry{}
+		d.head++
+	}
+	d.fresh = max(d.fresh, d.head)
+	if d.head > 1024 && d.head > len(d.queue)/2 {
+		n := copy(d.queue, d.queue[d.head:])
+		clear(d.queue[n:])
+		d.queue = d.queue[:n]
+		d.fresh -= d.head
+		d.head = 0
+	}
+}
+
+func (d *dedup) changes(kvs []storage.KV) []storage.KV {
+	for _, id := range d.deleted {
+		if _, again := d.byID[id]; !again {
+			kvs = append(kvs, storage.KV{Key: PrefixDedup + id})
+		}
+	}
+	for _, e := range d.queue[d.fresh:] {
+		v := binary.AppendUvarint(nil, e.seq)
+		kvs = append(kvs, storage.KV{Key: PrefixDedup + e.id, Value: binary.AppendVarint(v, e.time)})
+	}
+	return kvs
+}
+
+func (d *dedup) saved() {
+	d.fresh = len(d.queue)
+	d.deleted = nil
+}

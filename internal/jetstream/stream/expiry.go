@@ -1,0 +1,160 @@
+package stream
+
+import (
+	"container/heap"
+	"errors"
+	"fmt"
+	"time"
+
+	"petiole/internal/jetstream/command"
+	"petiole/storage"
+)
+
+// ttls are the messages with a time to live of their own.
+type ttls struct {
+	heap  ttlHeap
+	never map[uint64]struct{} // messages that maximum age does not remove
+}
+
+type ttlEntry struct {
+	at  int64 // Unix nanoseconds
+	seq uint64
+}
+
+type ttlHeap []ttlEntry
+
+func (h ttlHeap) Len() int           { return len(h) }
+func (h ttlHeap) Less(i, j int) bool { return h[i].at < h[j].at }
+func (h ttlHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *ttlHeap) Push(x any)        { *h = append(*h, x.(ttlEntry)) }
+func (h *ttlHeap) Pop() any {
+	old := *h
+	x := old[len(old)-1]
+	*h = old[:len(old)-1]
+	return x
+}
+
+func (t *ttls) add(seq uint64, stored int64, ttl time.Duration) {
+	if ttl == neverTTL {
+		if t.never == nil {
+			t.never = map[uint64]struct{}{}
+		}
+		t.never[seq] = struct{}{}
+		return
+	}
+	heap.Push(&t.heap, ttlEntry{at: stored + int64(ttl), seq: seq})
+}
+
+// scanTTLs finds the messages with a time to live, which only streams that
+// allow it have.
+func (m *Machine) scanTTLs() error {
+	m.ttls = ttls{}
+	if !m.cfg.AllowMsgTTL {
+		return nil
+	}
+	return m.store.Range(0, func(msg storage.Message) bool {
+		if ttl := headerTTL(msg.Header); ttl != 0 {
+			m.ttls.add(msg.Seq, msg.Time, ttl)
+		}
+		return true
+	})
+}
+
+// NextExpiry returns when the next message expires, in Unix nanoseconds; false
+// if none will as things stand.
+func (m *Machine) NextExpiry() (int64, bool) {
+	next, ok := int64(0), false
+	if m.cfg.MaxAge > 0 {
+		if first, found := m.firstAging(); found {
+			next, ok = first.Time+int64(m.cfg.MaxAge), true
+		}
+	}
+	for len(m.ttls.heap) > 0 {
+		e := m.ttls.heap[0]
+		if _, err := m.store.Load(e.seq); errors.Is(err, storage.ErrNotFound) {
+			heap.Pop(&m.ttls.heap) // removed otherwise
+			continue
+		}
+		if !ok || e.at < next {
+			next, ok = e.at, true
+		}
+		break
+	}
+	return next, ok
+}
+
+// firstAging returns the sequence and time of the first message that maximum
+// age applies to.
+func (m *Machine) firstAging() (storage.Message, bool) {
+	st := m.store.State()
+	if st.Msgs == 0 {
+		return storage.Message{}, false
+	}
+	if len(m.ttls.never) == 0 {
+		return storage.Message{Seq: st.First, Time: st.FirstTime}, true
+	}
+	for seq := st.First; ; {
+		msg, err := m.store.LoadNext(storage.Filter{}, seq)
+		if err != nil {
+			return storage.Message{}, false
+		}
+		if _, never := m.ttls.never[msg.Seq]; !never {
+			return msg, true
+		}
+		seq = msg.Seq + 1
+	}
+}
+
+func (m *Machine) expire(c *command.Expire, r *Result) error {
+	if m.cfg.Sealed {
+		return nil
+	}
+	if m.cfg.MaxAge > 0 {
+		if err := m.expireAged(c.Now-int64(m.cfg.MaxAge), r); err != nil {
+			return err
+		}
+	}
+	for len(m.ttls.heap) > 0 && m.ttls.heap[0].at <= c.Now {
+		e := heap.Pop(&m.ttls.heap).(ttlEntry)
+		switch err := m.remove(e.seq); {
+		case err == nil:
+			r.Removed++
+		case !errors.Is(err, storage.ErrNotFound):
+			return err
+		}
+	}
+	return nil
+}
+
+// expireAged removes the messages stored at or before cutoff.
+func (m *Machine) expireAged(cutoff int64, r *Result) error {
+	st := m.store.State()
+	if st.Msgs == 0 || st.FirstTime > cutoff {
+		return nil
+	}
+	end := m.store.SeqAtTime(cutoff + 1)
+	if len(m.ttls.never) == 0 {
+		n, err := m.store.Purge("", end, 0)
+		r.Removed += n
+		if err != nil {
+			return fmt.Errorf("expiring messages below %d: %w", end, err)
+		}
+		return nil
+	}
+	for seq := st.First; ; {
+		msg, err := m.store.LoadNext(storage.Filter{}, seq)
+		if errors.Is(err, storage.ErrEOF) || err == nil && msg.Seq >= end {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("expiring messages below %d: %w", end, err)
+		}
+		if _, never := m.ttls.never[msg.Seq]; !never {
+			if err := m.remove(msg.Seq); err != nil {
+				return err
+			}
+			r.Removed++
+		}
+		seq = msg.Seq + 1
+	}
+}

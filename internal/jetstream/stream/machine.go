@@ -1,0 +1,620 @@
+// Package stream is the state machine of one stream: what a record of the log
+// does to the messages, the window of message ids and the positions of edges.
+// It is pure: the same records applied to the same store give the same state
+// and the same results. It knows neither clocks nor connections.
+package stream
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/command"
+	"petiole/storage"
+)
+
+// Keys of the machine's keyed state in its store.
+const (
+	KeyConfig   = "config"    // JSON of api.StreamConfig
+	KeyUID      = "uid"       // 16 octets
+	KeyLastID   = "lastid"    // message id of the last message
+	PrefixDedup = "d/"        // + message id: uvarint sequence, varint time
+	PrefixPos   = "i/"        // + edge "/" uid in hex: command.Position
+	maxHeader   = 64*1024 - 1 // octets of a header block
+)
+
+// ErrFull says that a batch was refused because the stream refuses new
+// messages when it is full.
+var ErrFull = errors.New("stream is full")
+
+// Result is the outcome of one record.
+type Result struct {
+	Kind      command.Kind
+	Seq       uint64     // Publish: sequence stored (or that of the original)
+	Duplicate bool       // Publish: already stored within the window
+	Refused   *api.Error // the command was refused; nothing changed
+	Removed   uint64     // DeleteMsg, Purge, Expire: messages removed
+
+	// Position and Err are the outcome of an Ingest: the position now held
+	// (nil if none), and command.ErrStaleIncarnation, ErrOutOfOrder,
+	// ErrDiverged or ErrFull.
+	Position *command.Position
+	Err      error
+
+	// Fatal says that the store failed. The machine's state is unknown; the
+	// process has to recover from disk.
+	Fatal error
+}
+
+// Machine is the state of one stream. It is not safe for concurrent use; its
+// store's readers are.
+type Machine struct {
+	cfg   api.StreamConfig
+	uid   [16]byte
+	store storage.Store
+
+	lastTime  int64  // time of the last message ever stored
+	lastID    string // message id of the last message stored
+	positions map[string]*command.Position
+
+	ids  dedup
+	ttls ttls
+
+	// What the next checkpoint has to write.
+	dirtyConfig, dirtyLastID bool
+	dirtyPos                 map[string]struct{}
+}
+
+// New returns the machine over store, with the state that the store holds
+// durably. cfg and uid are used if the store holds none, that is before its
+// first checkpoint.
+func New(cfg api.StreamConfig, uid [16]byte, store storage.Store) (*Machine, error) {
+	m := &Machine{
+		cfg: cfg, uid: uid, store: store,
+		positions: map[string]*command.Position{}, dirtyPos: map[string]struct{}{},
+		dirtyConfig: true,
+	}
+	m.ids.init()
+	var saved []ddEntry
+	err := store.KVs("", func(key string, value []byte) error {
+		switch {
+		case key == KeyConfig:
+			m.cfg = api.StreamConfig{}
+			if err := json.Unmarshal(value, &m.cfg); err != nil {
+				return fmt.Errorf("%w: configuration: %v", storage.ErrCorrupt, err)
+			}
+			m.dirtyConfig = false
+		case key == KeyUID && len(value) == 16:
+			m.uid = [16]byte(value)
+		case key == KeyLastID:
+			m.lastID = string(value)
+		case strings.HasPrefix(key, PrefixDedup):
+			seq, n := binary.Uvarint(value)
+			if n <= 0 {
+				return fmt.Errorf("%w: entry of message id %q", storage.ErrCorrupt, key[len(PrefixDedup):])
+			}
+			t, k := binary.Varint(value[n:])
+			if k <= 0 {
+				return fmt.Errorf("%w: entry of message id %q", storage.ErrCorrupt, key[len(PrefixDedup):])
+			}
+			saved = append(saved, ddEntry{id: strings.Clone(key[len(PrefixDedup):]), seq: seq, time: t})
+		case strings.HasPrefix(key, PrefixPos):
+			p := new(command.Position)
+			if err := p.Decode(value); err != nil {
+				return fmt.Errorf("%w: position of %q", storage.ErrCorrupt, key)
+			}
+			m.positions[strings.Clone(key[len(PrefixPos):])] = p
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the keyed state of stream %q: %w", cfg.Name, err)
+	}
+	m.ids.load(saved)
+	st := store.State()
+	m.lastTime = st.LastTime
+	if st.Last == 0 && m.cfg.FirstSeq > 1 {
+		if err := store.Skip(m.cfg.FirstSeq - 1); err != nil {
+			return nil, fmt.Errorf("setting the first sequence of stream %q: %w", cfg.Name, err)
+		}
+	}
+	if err := m.scanTTLs(); err != nil {
+		return nil, fmt.Errorf("reading the times to live of stream %q: %w", cfg.Name, err)
+	}
+	return m, nil
+}
+
+// Config returns the configuration in force. Its slices and maps are shared and
+// not to be changed.
+func (m *Machine) Config() *api.StreamConfig { return &m.cfg }
+
+// UID returns the stream's identity.
+func (m *Machine) UID() [16]byte { return m.uid }
+
+// Apply does what a record says. The record may be retained: message contents
+// alias it.
+func (m *Machine) Apply(record []byte) Result {
+	r := Result{Kind: command.KindOf(record)}
+	var err error
+	switch r.Kind {
+	case command.KindPublish:
+		var c command.Publish
+		if err = c.Decode(record); err == nil {
+			err = m.publish(&c, &r)
+		}
+	case command.KindDeleteMsg:
+		var c command.DeleteMsg
+		if err = c.Decode(record); err == nil {
+			err = m.deleteMsg(&c, &r)
+		}
+	case command.KindPurge:
+		var c command.Purge
+		if err = c.Decode(record); err == nil {
+			err = m.purge(&c, &r)
+		}
+	case command.KindSetConfig:
+		var c command.SetConfig
+		if err = c.Decode(record); err == nil {
+			err = m.setConfig(&c)
+		}
+	case command.KindExpire:
+		var c command.Expire
+		if err = c.Decode(record); err == nil {
+			err = m.expire(&c, &r)
+		}
+	case command.KindIngest:
+		var c command.Ingest
+		if err = c.Decode(record); err == nil {
+			err = m.ingest(&c, &r)
+		}
+	default:
+		err = fmt.Errorf("%w: kind %d is not a stream's", command.ErrMalformed, r.Kind)
+	}
+	if err != nil {
+		r.Fatal = fmt.Errorf("stream %q: %w", m.cfg.Name, err)
+	}
+	return r
+}
+
+func (m *Machine) publish(c *command.Publish, r *Result) error {
+	cfg := &m.cfg
+	if cfg.Sealed {
+		r.Refused = api.ErrStreamSealed
+		return nil
+	}
+	if cfg.MaxMsgSize >= 0 && len(c.Header)+len(c.Data) > int(cfg.MaxMsgSize) {
+		r.Refused = api.ErrStreamMessageExceedsMaximum
+		return nil
+	}
+	now := max(c.Time, m.lastTime)
+	var h headers
+	var ttl time.Duration
+	if len(c.Header) > 0 {
+		if len(c.Header) > maxHeader {
+			r.Refused = api.ErrStreamHeaderExceedsMaximum
+			return nil
+		}
+		h = parseHeaders(c.Header)
+		var err error
+		if ttl, err = m.checkHeaders(c.Subject, &h, now, r); err != nil || r.Refused != nil || r.Duplicate {
+			return err
+		}
+	}
+	msg := storage.Message{Time: now, Subject: c.Subject, Header: c.Header, Data: c.Data}
+	if e, err := m.admit(&msg); err != nil || e != nil {
+		r.Refused = e
+		return err
+	}
+	if err := m.append(&msg, ttl); err != nil {
+		return err
+	}
+	r.Seq = msg.Seq
+	if h.msgID != "" {
+		m.ids.add(h.msgID, msg.Seq, now)
+	}
+	if m.lastID != h.msgID {
+		m.lastID, m.dirtyLastID = h.msgID, true
+	}
+	switch h.rollup {
+	case "sub":
+		if _, err := m.store.Purge(c.Subject, msg.Seq, 0); err != nil {
+			return fmt.Errorf("rolling up %q: %w", c.Subject, err)
+		}
+	case "all":
+		if _, err := m.store.Purge("", msg.Seq, 0); err != nil {
+			return fmt.Errorf("rolling up: %w", err)
+		}
+	}
+	return m.enforce(c.Subject)
+}
+
+// checkHeaders decides by the headers whether a message may be stored. The
+// order of the checks is what clients see when several would fail.
+func (m *Machine) checkHeaders(subject string, h *headers, now int64, r *Result) (ttl time.Duration, err error) {
+	if h.refused != nil {
+		r.Refused = h.refused
+		return 0, nil
+	}
+	if h.expectedStream != "" && h.expectedStream != m.cfg.Name {
+		r.Refused = api.ErrStreamNotMatch
+		return 0, nil
+	}
+	if h.ttl != "" {
+		d, ok := parseTTL(h.ttl)
+		switch {
+		case !m.cfg.AllowMsgTTL && (d != 0 || !ok):
+			r.Refused = api.ErrMessageTTLDisabled
+			return 0, nil
+		case !ok:
+			r.Refused = api.ErrMessageTTLInvalid
+			return 0, nil
+		}
+		ttl = d
+	}
+	switch {
+	case h.hasSubjSeq:
+		if h.expectedSubj != "" {
+			subject = h.expectedSubj
+		}
+		var last uint64
+		msg, err := m.store.LoadLast(subject, 0)
+		switch {
+		case err == nil:
+			last = msg.Seq
+		case !errors.Is(err, storage.ErrNotFound):
+			return 0, fmt.Errorf("loading the last message of %q: %w", subject, err)
+		}
+		if last != h.subjSeq {
+			r.Refused = api.ErrStreamWrongLastSequence.With("seq", last)
+			return 0, nil
+		}
+	case h.expectedSubj != "":
+		r.Refused = api.ErrStreamExpectedLastSeqPerSubjectInvalid
+		return 0, nil
+	}
+	if h.hasLastSeq {
+		if last := m.store.State().Last; last != h.lastSeq {
+			r.Refused = api.ErrStreamWrongLastSequence.With("seq", last)
+			return 0, nil
+		}
+	}
+	if h.msgID != "" && m.cfg.Duplicates > 0 {
+		m.ids.prune(now - int64(m.cfg.Duplicates))
+		if seq, ok := m.ids.lookup(h.msgID); ok {
+			r.Seq, r.Duplicate = seq, true
+			return 0, nil
+		}
+	}
+	if h.expectedLastID != "" && h.expectedLastID != m.lastID {
+		r.Refused = api.ErrStreamWrongLastMsgID.With("id", m.lastID)
+		return 0, nil
+	}
+	if h.rollup != "" {
+		switch {
+		case !m.cfg.AllowRollup || m.cfg.DenyPurge:
+			r.Refused = api.ErrStreamRollupFailed.With("err", "rollup not permitted")
+		case h.rollup != "sub" && h.rollup != "all":
+			r.Refused = api.ErrStreamRollupFailed.With("err", fmt.Sprintf("rollup value invalid: %q", h.rollup))
+		}
+	}
+	return ttl, nil
+}
+
+// admit decides by the stream's limits whether a message may be stored.
+func (m *Machine) admit(msg *storage.Message) (*api.Error, error) {
+	cfg := &m.cfg
+	if cfg.Discard != api.DiscardNew {
+		return nil, nil
+	}
+	// A message that replaces one of its own subject needs no room beyond
+	// what that one leaves.
+	var freed uint64
+	full := false
+	if cfg.MaxMsgsPer > 0 {
+		if ss, ok := m.store.Subject(msg.Subject); ok && ss.Msgs >= uint64(cfg.MaxMsgsPer) {
+			if cfg.DiscardNewPer {
+				return api.ErrStreamStoreFailed.With("err", "maximum messages per subject exceeded"), nil
+			}
+			full = true
+			first, err := m.store.Load(ss.First)
+			if err != nil {
+				return nil, fmt.Errorf("loading the first message of %q: %w", msg.Subject, err)
+			}
+			freed = first.Size()
+		}
+	}
+	st := m.store.State()
+	if cfg.MaxMsgs > 0 && st.Msgs >= uint64(cfg.MaxMsgs) && !full {
+		return api.ErrStreamStoreFailed.With("err", "maximum messages exceeded"), nil
+	}
+	if cfg.MaxBytes > 0 && st.Bytes-freed+msg.Size() > uint64(cfg.MaxBytes) {
+		return api.ErrStreamStoreFailed.With("err", "maximum bytes exceeded"), nil
+	}
+	return nil, nil
+}
+
+// append stores msg, and sets its sequence.
+func (m *Machine) append(msg *storage.Message, ttl time.Duration) error {
+	seq, err := m.store.Append(*msg)
+	if err != nil {
+		return fmt.Errorf("storing a message on %q: %w", msg.Subject, err)
+	}
+	msg.Seq = seq
+	m.lastTime = msg.Time
+	if ttl != 0 {
+		m.ttls.add(seq, msg.Time, ttl)
+	}
+	return nil
+}
+
+// enforce removes what exceeds the limits after a message on subject was
+// stored.
+func (m *Machine) enforce(subject string) error {
+	cfg := &m.cfg
+	if cfg.MaxMsgsPer > 0 {
+		for {
+			ss, ok := m.store.Subject(subject)
+			if !ok || ss.Msgs <= uint64(cfg.MaxMsgsPer) {
+				break
+			}
+			if err := m.remove(ss.First); err != nil {
+				return err
+			}
+		}
+	}
+	return m.enforceTotals()
+}
+
+func (m *Machine) enforceTotals() error {
+	cfg := &m.cfg
+	if cfg.MaxMsgs <= 0 && cfg.MaxBytes <= 0 {
+		return nil
+	}
+	for {
+		st := m.store.State()
+		over := cfg.MaxMsgs > 0 && st.Msgs > uint64(cfg.MaxMsgs) ||
+			cfg.MaxBytes > 0 && st.Bytes > uint64(cfg.MaxBytes)
+		if !over || st.Msgs == 0 {
+			return nil
+		}
+		if err := m.remove(st.First); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *Machine) remove(seq uint64) error {
+	_, err := m.store.Remove(seq)
+	if err != nil {
+		return fmt.Errorf("removing message %d: %w", seq, err)
+	}
+	return nil
+}
+
+// Acked removes a message that no consumer needs any more, for streams whose
+// retention is by interest or as a work queue. A message that is gone already
+// is no error. It is part of applying a consumer's logged command.
+func (m *Machine) Acked(seq uint64) error {
+	if m.cfg.Retention == api.LimitsPolicy {
+		return nil
+	}
+	if err := m.remove(seq); err != nil && !errors.Is(err, storage.ErrNotFound) {
+		return fmt.Errorf("stream %q: %w", m.cfg.Name, err)
+	}
+	return nil
+}
+
+func (m *Machine) deleteMsg(c *command.DeleteMsg, r *Result) error {
+	switch {
+	case m.cfg.Sealed:
+		r.Refused = api.ErrStreamSealed
+		return nil
+	case m.cfg.DenyDelete:
+		r.Refused = api.ErrStreamMsgDeleteFailed.With("err", "message delete not permitted")
+		return nil
+	}
+	err := m.remove(c.Seq)
+	if errors.Is(err, storage.ErrNotFound) {
+		r.Refused = api.ErrSequenceNotFound.With("seq", c.Seq)
+		return nil
+	}
+	r.Removed = 1
+	return err
+}
+
+func (m *Machine) purge(c *command.Purge, r *Result) error {
+	switch {
+	case m.cfg.Sealed:
+		r.Refused = api.ErrStreamSealed
+		return nil
+	case m.cfg.DenyPurge:
+		r.Refused = api.ErrStreamPurgeFailed.With("err", "stream purge not permitted")
+		return nil
+	}
+	n, err := m.store.Purge(c.Subject, c.Seq, c.Keep)
+	if err != nil {
+		return fmt.Errorf("purging: %w", err)
+	}
+	r.Removed = n
+	return nil
+}
+
+func (m *Machine) setConfig(c *command.SetConfig) error {
+	var cfg api.StreamConfig
+	if err := json.Unmarshal(c.JSON, &cfg); err != nil {
+		return fmt.Errorf("%w: configuration: %v", command.ErrMalformed, err)
+	}
+	old := m.cfg
+	m.cfg, m.dirtyConfig = cfg, true
+	if cfg.AllowMsgTTL && !old.AllowMsgTTL {
+		if err := m.scanTTLs(); err != nil {
+			return err
+		}
+	}
+	if cfg.MaxMsgsPer > 0 && (old.MaxMsgsPer <= 0 || cfg.MaxMsgsPer < old.MaxMsgsPer) {
+		var over []string
+		m.store.Subjects("", func(subject string, s storage.SubjectState) bool {
+			if s.Msgs > uint64(cfg.MaxMsgsPer) {
+				over = append(over, subject)
+			}
+			return true
+		})
+		slices.Sort(over)
+		for _, s := range over {
+			if _, err := m.store.Purge(s, 0, uint64(cfg.MaxMsgsPer)); err != nil {
+				return fmt.Errorf("purging %q to its new limit: %w", s, err)
+			}
+		}
+	}
+	return m.enforceTotals()
+}
+
+// posKey is the key of an edge's stream, without PrefixPos.
+func posKey(edge string, uid [16]byte) string { return edge + "/" + hex.EncodeToString(uid[:]) }
+
+// Position returns how far the stream has what an edge's stream holds. The
+// position is immutable.
+func (m *Machine) Position(edge string, uid [16]byte) (*command.Position, bool) {
+	p, ok := m.positions[posKey(edge, uid)]
+	return p, ok
+}
+
+// Positions calls fn for every edge's position, in no particular order.
+func (m *Machine) Positions(fn func(edge string, uid [16]byte, p *command.Position)) {
+	for k, p := range m.positions {
+		i := strings.LastIndexByte(k, '/')
+		var uid [16]byte
+		if _, err := hex.Decode(uid[:], []byte(k[i+1:])); err == nil {
+			fn(k[:i], uid, p)
+		}
+	}
+}
+
+func (m *Machine) ingest(c *command.Ingest, r *Result) error {
+	key := posKey(c.Edge, c.UID)
+	pos := m.positions[key]
+	r.Position = pos
+	switch {
+	case pos != nil && c.Incarnation < pos.Incarnation:
+		r.Err = command.ErrStaleIncarnation
+		return nil
+	case pos != nil && c.Incarnation == pos.Incarnation:
+		switch {
+		case c.Through <= pos.Through:
+			r.Duplicate = true
+			return nil
+		case c.First != pos.Through+1:
+			r.Err = command.ErrOutOfOrder
+			return nil
+		case c.PrevChain != pos.Chain:
+			r.Err = command.ErrDiverged
+			return nil
+		}
+	case c.First != c.Base || c.PrevChain != command.Seed(c.UID, c.Incarnation, c.Base):
+		r.Err = command.ErrOutOfOrder
+		return nil
+	}
+	if !covers(c) {
+		r.Err = command.ErrOutOfOrder
+		return nil
+	}
+	if m.cfg.Sealed {
+		r.Err = ErrFull
+		return nil
+	}
+	if m.cfg.Discard == api.DiscardNew {
+		st := m.store.State()
+		var size uint64
+		for i := range c.Msgs {
+			size += (&storage.Message{Subject: c.Msgs[i].Subject, Header: c.Msgs[i].Header, Data: c.Msgs[i].Data}).Size()
+		}
+		if m.cfg.MaxMsgs > 0 && st.Msgs+uint64(len(c.Msgs)) > uint64(m.cfg.MaxMsgs) ||
+			m.cfg.MaxBytes > 0 && st.Bytes+size > uint64(m.cfg.MaxBytes) {
+			r.Err = ErrFull
+			return nil
+		}
+	}
+	next := &command.Position{Incarnation: c.Incarnation, Through: c.Through, Chain: c.Chain}
+	if pos != nil {
+		next.Gaps, next.Msgs, next.Updated = pos.Gaps, pos.Msgs, pos.Updated
+		if pos.Incarnation == c.Incarnation {
+			next.Ladder = append(next.Ladder, pos.Ladder[max(0, len(pos.Ladder)-command.LadderSize+1):]...)
+		}
+	}
+	next.Ladder = append(next.Ladder, command.Rung{Through: c.Through, Chain: c.Chain})
+	for _, g := range c.Gaps {
+		next.Gaps += g.Last - g.First + 1
+	}
+	for i := range c.Msgs {
+		in := &c.Msgs[i]
+		msg := storage.Message{Time: max(in.Time, m.lastTime), Subject: in.Subject, Header: in.Header, Data: in.Data}
+		var ttl time.Duration
+		if m.cfg.AllowMsgTTL {
+			ttl = headerTTL(in.Header)
+		}
+		if err := m.append(&msg, ttl); err != nil {
+			return err
+		}
+		next.Msgs++
+		next.Updated = msg.Time
+		if r.Seq == 0 {
+			r.Seq = msg.Seq
+		}
+		if err := m.enforce(in.Subject); err != nil {
+			return err
+		}
+	}
+	m.positions[key] = next
+	m.dirtyPos[key] = struct{}{}
+	r.Position = next
+	return nil
+}
+
+// covers reports whether gaps and messages together are every sequence from
+// First through Through, once and in order.
+func covers(c *command.Ingest) bool {
+	next, g, i := c.First, 0, 0
+	for next <= c.Through && next != 0 {
+		switch {
+		case i < len(c.Msgs) && c.Msgs[i].Seq == next:
+			i++
+			next++
+		case g < len(c.Gaps) && c.Gaps[g].First == next && c.Gaps[g].Last >= next && c.Gaps[g].Last <= c.Through:
+			next = c.Gaps[g].Last + 1
+			g++
+		default:
+			return false
+		}
+	}
+	return i == len(c.Msgs) && g == len(c.Gaps) && c.First <= c.Through
+}
+
+// Changes returns the keyed state that changed since the last [Machine.Saved].
+func (m *Machine) Changes() []storage.KV {
+	var kvs []storage.KV
+	if m.dirtyConfig {
+		// A configuration is made of strings and numbers: it always has a JSON form.
+		b, _ := json.Marshal(&m.cfg)
+		kvs = append(kvs, storage.KV{Key: KeyConfig, Value: b}, storage.KV{Key: KeyUID, Value: slices.Clone(m.uid[:])})
+	}
+	if m.dirtyLastID {
+		kvs = append(kvs, storage.KV{Key: KeyLastID, Value: []byte(m.lastID)})
+	}
+	for key := range m.dirtyPos {
+		kvs = append(kvs, storage.KV{Key: PrefixPos + key, Value: m.positions[key].AppendTo(nil)})
+	}
+	return m.ids.changes(kvs)
+}
+
+// Saved says that what Changes returned is part of a frozen set of the store.
+func (m *Machine) Saved() {
+	m.dirtyConfig, m.dirtyLastID = false, false
+	clear(m.dirtyPos)
+	m.ids.saved()
+}
