@@ -72,6 +72,12 @@ func (p *Publisher) Publish(subject, reply string, hdr, data []byte) {}
 // Flush.
 func (p *Publisher) PublishBytes(subject, reply, hdr, data []byte) {}
 
+// Deliver sends to the subscribers of subject to a message that shows them
+// another subject: JetStream delivers to an inbox what was published elsewhere.
+// Who gets it is decided by to (queue groups included); the MSG or HMSG line
+// has subject. The message leaves with the next Flush.
+func (p *Publisher) Deliver(to, subject string, reply, hdr, data []byte) {}
+
 // Flush sends what was published since the last Flush. It does not block on
 // clients: what a socket does not take at once is left to the background.
 func (p *Publisher) Flush() {}
