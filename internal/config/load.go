@@ -1,0 +1,595 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/conf"
+)
+
+// Load reads the file at path for program p and fills in defaults. Every
+// error is an *[Error] that names file, line, key, what is accepted and the
+// remedy.
+func Load(path string, p Program) (*Config, error) {
+	cfg := Default()
+	cfg.Path = path
+	tree, err := conf.ParseFileWithChecks(path)
+	if err != nil {
+		return nil, &Error{Problems: []*Problem{syntax(path, err)}}
+	}
+	d := &decoder{program: p}
+	d.block(value{raw: tree, file: path}, topKeys(cfg))
+	if len(d.problems) == 0 {
+		d.check(cfg)
+	}
+	if len(d.problems) > 0 {
+		return nil, (&Error{Problems: d.problems}).sorted()
+	}
+	return cfg, nil
+}
+
+var lineInMessage = regexp.MustCompile(`(?i)^parse error on line (\d+): '(.*)'$|\((?:.*):(\d+):\d+\)$|on line (\d+)`)
+
+// syntax turns an error of the parser, or of opening the file, into a Problem.
+func syntax(path string, err error) *Problem {
+	p := &Problem{File: path}
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) && pathErr.Path == path {
+		p.What = "cannot read the configuration file: " + pathErr.Err.Error()
+		p.Remedy = "check the name given with -c"
+		if errors.Is(err, fs.ErrPermission) {
+			p.Remedy = "let the user that runs the program read it"
+		}
+		return p
+	}
+	p.What = strings.ReplaceAll(err.Error(), "\n", " ")
+	p.Remedy = "check braces, brackets and quotes there"
+	if m := lineInMessage.FindStringSubmatch(err.Error()); m != nil {
+		for _, i := range []int{1, 3, 4} {
+			if m[i] != "" {
+				p.Line, _ = strconv.Atoi(m[i])
+			}
+		}
+		switch {
+		case m[2] != "":
+			p.What = "syntax error: " + m[2]
+		case m[3] != "":
+			p.What = "syntax error: the file ends within a block or after a key without a value"
+		case strings.Contains(err.Error(), "variable reference"):
+			p.Remedy = "define the variable in the file, or in the environment"
+		}
+	} else if line := unclosedLine(path); line > 0 {
+		p.Line = line
+	}
+	return p
+}
+
+// unclosedLine returns the last line of the file, where a parser that gives no
+// position stopped, or 0.
+func unclosedLine(path string) int {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	return bytes.Count(bytes.TrimRight(text, "\n"), []byte("\n")) + 1
+}
+
+func only(p Program) *Program { return &p }
+
+// topKeys is the top level of a configuration file.
+func topKeys(c *Config) []key {
+	keys := []key{
+		{names: []string{"listen"}, accepts: `"host:port" or a port, 1 to 65535, or -1 for one the system chooses`, set: listenKey(&c.Host, &c.Port)},
+		{names: []string{"host", "net"}, accepts: "a host name or address", set: nonEmpty(&c.Host)},
+		{names: []string{"port"}, accepts: "1 to 65535, or -1 for one the system chooses", set: portKey(&c.Port)},
+		{names: []string{"server_name"}, accepts: "a name without blanks", set: nameKey(&c.ServerName)},
+		{names: []string{"max_payload"}, accepts: "octets, 1 to 64MB", set: intKey(&c.MaxPayload, 1, 64<<20)},
+		{names: []string{"max_control_line"}, accepts: "octets, 64 to 64MB", set: intKey(&c.MaxControlLine, 64, 64<<20)},
+		{names: []string{"max_connections", "max_conn"}, accepts: "a number of clients, or -1 for no bound", set: intKey(&c.MaxConnections, -1, math.MaxInt32)},
+		{names: []string{"max_subscriptions", "max_subs"}, accepts: "a number for each client, or 0 for no bound", set: intKey(&c.MaxSubs, 0, math.MaxInt32)},
+		{names: []string{"max_pending"}, accepts: "octets, such as 64MB", set: intKey(&c.MaxPending, 1, math.MaxInt64)},
+		{names: []string{"ping_interval"}, accepts: `a duration such as "2m", or seconds`, set: durationKey(&c.PingInterval, time.Millisecond)},
+		{names: []string{"ping_max"}, accepts: "a number of pings, at least 1", set: intKey(&c.PingMax, 1, math.MaxInt32)},
+		{names: []string{"write_deadline"}, accepts: `a duration such as "10s", or seconds`, set: durationKey(&c.WriteDeadline, time.Millisecond)},
+		{names: []string{"authorization"}, accepts: "a block { user, password } or { token } or { users: [...] }", set: c.authorization},
+		{names: []string{"no_auth_user"}, accepts: "a name from authorization.users", set: nonEmpty(&c.Auth.NoAuthUser)},
+		{names: []string{"tls"}, accepts: "a block { cert_file, key_file, ca_file }", set: serverTLSKey(&c.TLS)},
+		{names: []string{"jetstream"}, accepts: "true, false, or a block { store_dir, max_mem, max_file, sync_interval }", set: c.jetstream},
+		{names: []string{"store_dir", "storedir"}, accepts: "a directory", set: nonEmpty(&c.JetStream.StoreDir)},
+		{names: []string{"debug"}, accepts: "true or false", set: boolKey(&c.Log.Debug)},
+		{names: []string{"trace"}, accepts: "true or false", set: boolKey(&c.Log.Trace)},
+		{names: []string{"logtime"}, accepts: "true or false", set: boolKey(&c.Log.Time)},
+		{names: []string{"log_file", "logfile"}, accepts: "a file name", set: nonEmpty(&c.Log.File)},
+		{names: []string{"log_format"}, accepts: "text or json", set: enumKey(&c.Log.Format, "text", "json")},
+		{names: []string{"pid_file", "pidfile"}, accepts: "a file name", set: nonEmpty(&c.PIDFile)},
+		{names: []string{"hub"}, accepts: "a block { urls, user, password, nkey_seed_file, tls }", set: c.uplink, only: only(Edge)},
+		{names: []string{"exports"}, accepts: "a list of { stream: NAME, to: NAME }", set: c.exports, only: only(Edge)},
+		{names: []string{"edges"}, accepts: "a block { listen, tls, users }", set: c.edges, only: only(Hub)},
+	}
+	return append(keys, unsupported(topUnsupported)...)
+}
+
+// topUnsupported are nats-server's top-level keys that Petiole refuses, with
+// what to do instead.
+var topUnsupported = map[string]string{
+	"accounts":                 "remove it: there is one account for all clients; limit users with permissions",
+	"allow_non_tls":            "remove it: with tls every client has to use it",
+	"client_advertise":         "remove it: clients use the addresses they were given",
+	"cluster":                  "remove it: each program runs as one node; edges reach a hub through `hub { urls }`",
+	"connect_error_reports":    "remove it",
+	"default_js_domain":        "remove it",
+	"default_sentinel":         "remove it",
+	"disable_sublist_cache":    "remove it",
+	"feature_flags":            "remove it",
+	"gateway":                  "remove it: each program runs as one node",
+	"http":                     "remove it: `edge status` asks a running server",
+	"http_base_path":           "remove it: `edge status` asks a running server",
+	"http_port":                "remove it: `edge status` asks a running server",
+	"https":                    "remove it: `edge status` asks a running server",
+	"https_port":               "remove it: `edge status` asks a running server",
+	"lame_duck_duration":       "remove it: a stop takes as long as its last checkpoint",
+	"lame_duck_grace_period":   "remove it: a stop takes as long as its last checkpoint",
+	"leaf":                     "use `hub { urls }` at the edge and `edges { listen }` at the hub",
+	"leafnodes":                "use `hub { urls }` at the edge and `edges { listen }` at the hub",
+	"log_max_num":              "remove it: rotate the log from outside",
+	"log_size_limit":           "remove it: rotate the log from outside",
+	"logfile_max_num":          "remove it: rotate the log from outside",
+	"logfile_size_limit":       "remove it: rotate the log from outside",
+	"logtime_utc":              "remove it: log times carry their offset",
+	"mappings":                 "remove it, and publish to the subject that is wanted",
+	"maps":                     "remove it, and publish to the subject that is wanted",
+	"max_closed_clients":       "remove it",
+	"max_sub_tokens":           "remove it",
+	"max_subscription_tokens":  "remove it",
+	"max_traced_msg_len":       "remove it",
+	"monitor_port":             "remove it: `edge status` asks a running server",
+	"mqtt":                     "remove it: clients speak the NATS protocol",
+	"no_fast_producer_stall":   "remove it",
+	"no_header_support":        "remove it: headers are always there",
+	"no_sublist_cache":         "remove it",
+	"no_sys_acc":               "remove it: there is no system account",
+	"no_system":                "remove it: there is no system account",
+	"no_system_account":        "remove it: there is no system account",
+	"ocsp":                     "remove it",
+	"ocsp_cache":               "remove it",
+	"operator":                 "use `authorization { users }`",
+	"operators":                "use `authorization { users }`",
+	"ports_file_dir":           "remove it: `edge status` tells the ports",
+	"prof_block_rate":          "remove it",
+	"prof_port":                "remove it",
+	"proxies":                  "remove it",
+	"proxy_protocol":           "remove it",
+	"reconnect_error_reports":  "remove it",
+	"remote_syslog":            "use `log_file`, or let the service manager collect standard error",
+	"resolver":                 "use `authorization { users }`",
+	"account_resolver":         "use `authorization { users }`",
+	"accounts_resolver":        "use `authorization { users }`",
+	"resolver_pinned_accounts": "use `authorization { users }`",
+	"resolver_preload":         "use `authorization { users }`",
+	"resolver_tls":             "use `authorization { users }`",
+	"root":                     "use `authorization { users }`",
+	"root_operator":            "use `authorization { users }`",
+	"root_operators":           "use `authorization { users }`",
+	"roots":                    "use `authorization { users }`",
+	"server_metadata":          "remove it",
+	"server_tags":              "remove it",
+	"syslog":                   "use `log_file`, or let the service manager collect standard error",
+	"system":                   "remove it: there is no system account",
+	"system_account":           "remove it: there is no system account",
+	"trace_headers":            "use `trace`",
+	"trace_verbose":            "use `trace`",
+	"trusted":                  "use `authorization { users }`",
+	"trusted_keys":             "use `authorization { users }`",
+	"websocket":                "remove it: clients connect over TCP",
+	"write_timeout":            "remove it: `write_deadline` closes clients that do not read",
+	"ws":                       "remove it: clients connect over TCP",
+}
+
+func unsupported(names map[string]string) []key {
+	keys := make([]key, 0, len(names))
+	for name, remedy := range names {
+		keys = append(keys, key{names: []string{name}, accepts: remedy})
+	}
+	return keys
+}
+
+func nameKey(to *string) func(*decoder, value, string) {
+	return func(d *decoder, v value, accepts string) {
+		s, ok := v.raw.(string)
+		if !ok || s == "" || strings.ContainsAny(s, " \t\r\n") {
+			d.wrong(v, accepts)
+			return
+		}
+		*to = s
+	}
+}
+
+// authorization decodes the block of the same name.
+func (c *Config) authorization(d *decoder, v value, _ string) {
+	a := &c.Auth
+	var defaults *Permissions
+	keys := []key{
+		{names: []string{"user", "username"}, accepts: "a user name", set: nonEmpty(&a.User)},
+		{names: []string{"password", "pass"}, accepts: "a password or its bcrypt hash", set: nonEmpty(&a.Password)},
+		{names: []string{"token"}, accepts: "a token or its bcrypt hash", set: nonEmpty(&a.Token)},
+		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&a.Timeout, time.Millisecond)},
+		{names: []string{"users"}, accepts: "a list of { user, password, permissions }", set: func(d *decoder, v value, _ string) {
+			d.list(v, func(item value) {
+				var u User
+				if d.block(item, userKeys(&u)) {
+					switch {
+					case u.Name == "" && u.Nkey == "":
+						d.fail(item, "neither user nor nkey is given", "{ user, password, permissions } or { nkey, permissions }", "")
+					case u.Nkey != "" && (u.Name != "" || u.Password != ""):
+						d.fail(item, "nkey excludes user and password", "", "keep one of them")
+					}
+				}
+				a.Users = append(a.Users, u)
+			})
+		}},
+		{names: []string{"default_permissions", "default_permission", "permissions"}, accepts: "a block { publish, subscribe }", set: permissionsKey(&defaults)},
+	}
+	keys = append(keys, unsupported(map[string]string{
+		"auth_callout":   "use `users`",
+		"auth_hook":      "use `users`",
+		"proxy_required": "remove it",
+	})...)
+	if !d.block(v, keys) {
+		return
+	}
+	switch {
+	case a.User != "" && a.Token != "":
+		d.fail(v, "user and token exclude each other", "", "keep one of them")
+	case len(a.Users) > 0 && (a.User != "" || a.Token != ""):
+		d.fail(v, "users excludes user and token", "", "move that login into users")
+	case a.User == "" && a.Password != "":
+		d.fail(v, "password without user", "", "add user")
+	}
+	names := make(map[string]bool)
+	for i := range a.Users {
+		name := a.Users[i].Name + a.Users[i].Nkey
+		if names[name] {
+			d.fail(v, fmt.Sprintf("user %q is there twice", name), "", "keep one of them")
+		}
+		names[name] = true
+		if a.Users[i].Permissions == nil {
+			a.Users[i].Permissions = defaults
+		}
+	}
+	if defaults != nil && a.User != "" {
+		a.Users = []User{{Name: a.User, Password: a.Password, Permissions: defaults}}
+		a.User, a.Password = "", ""
+	}
+}
+
+func userKeys(u *User) []key {
+	return append([]key{
+		{names: []string{"user", "username"}, accepts: "a user name", set: nonEmpty(&u.Name)},
+		{names: []string{"password", "pass"}, accepts: "a password or its bcrypt hash", set: nonEmpty(&u.Password)},
+		{names: []string{"nkey"}, accepts: "a public user nkey (U...)", set: nkeyKey(&u.Nkey)},
+		{names: []string{"permissions", "permission", "authorization"}, accepts: "a block { publish, subscribe }", set: permissionsKey(&u.Permissions)},
+	}, unsupported(map[string]string{
+		"allowed_connection_types": "remove it",
+		"connection_types":         "remove it",
+		"clients":                  "remove it",
+		"proxy_required":           "remove it",
+	})...)
+}
+
+func permissionsKey(to **Permissions) func(*decoder, value, string) {
+	return func(d *decoder, v value, _ string) {
+		p := &Permissions{}
+		*to = p
+		d.block(v, []key{
+			{names: []string{"publish", "pub", "import"}, accepts: "a subject, a list, or a block { allow, deny }", set: subjectsKey(&p.Publish)},
+			{names: []string{"subscribe", "sub", "export"}, accepts: "a subject, a list, or a block { allow, deny }", set: subjectsKey(&p.Subscribe)},
+			{names: []string{"allow_responses", "publish_allow_responses"}, accepts: "true, false, or a block { max, expires }", set: func(d *decoder, v value, accepts string) {
+				switch raw := v.raw.(type) {
+				case bool:
+					if raw {
+						p.Responses = &Responses{Max: 1, Expires: 2 * time.Minute}
+					}
+				case map[string]any:
+					r := &Responses{Max: 1, Expires: 2 * time.Minute}
+					d.block(v, []key{
+						{names: []string{"max", "max_msgs", "max_messages", "max_responses"}, accepts: "a number of messages, or -1 for no bound", set: intKey(&r.Max, -1, math.MaxInt32)},
+						{names: []string{"expires", "expiration", "ttl"}, accepts: `a duration such as "2m"`, set: durationKey(&r.Expires, math.MinInt64)},
+					})
+					p.Responses = r
+				default:
+					d.wrong(v, accepts)
+				}
+			}},
+		})
+	}
+}
+
+func subjectsKey(to *Subjects) func(*decoder, value, string) {
+	const accepts = "a subject such as \"plant.>\", or a list of subjects"
+	return func(d *decoder, v value, _ string) {
+		if _, ok := v.raw.(map[string]any); ok {
+			d.block(v, []key{
+				{names: []string{"allow"}, accepts: accepts, set: stringsKey(&to.Allow, validPermission)},
+				{names: []string{"deny"}, accepts: accepts, set: stringsKey(&to.Deny, validPermission)},
+			})
+			return
+		}
+		stringsKey(&to.Allow, validPermission)(d, v, accepts)
+	}
+}
+
+// validPermission checks a subject with wildcards, optionally followed by a
+// queue group as nats-server allows for subscriptions.
+func validPermission(s string) bool {
+	fields := strings.Fields(s)
+	if len(fields) < 1 || len(fields) > 2 {
+		return false
+	}
+	tokens := strings.Split(fields[0], ".")
+	for i, t := range tokens {
+		if t == "" || t == ">" && i < len(tokens)-1 {
+			return false
+		}
+	}
+	return true
+}
+
+// jetstream decodes the key of the same name, which may be a word or a block.
+func (c *Config) jetstream(d *decoder, v value, accepts string) {
+	js := &c.JetStream
+	switch raw := v.raw.(type) {
+	case bool:
+		js.Enabled = raw
+	case string:
+		switch strings.ToLower(raw) {
+		case "enabled", "enable":
+			js.Enabled = true
+		case "disabled", "disable":
+			js.Enabled = false
+		default:
+			d.wrong(v, accepts)
+		}
+	case map[string]any:
+		js.Enabled = true
+		d.block(v, append([]key{
+			{names: []string{"store_dir", "storedir", "store"}, accepts: "a directory", set: nonEmpty(&js.StoreDir)},
+			{names: []string{"max_mem", "max_mem_store", "max_memory_store"}, accepts: "octets, such as 256MB, or -1 for no bound", set: intKey(&js.MaxMemory, -1, math.MaxInt64)},
+			{names: []string{"max_file", "max_file_store"}, accepts: "octets, such as 10GB, or -1 for no bound", set: intKey(&js.MaxStore, -1, math.MaxInt64)},
+			{names: []string{"sync_interval", "sync"}, accepts: `always, or a duration such as "100ms"`, set: func(d *decoder, v value, accepts string) {
+				if s, ok := v.raw.(string); ok && strings.EqualFold(s, "always") {
+					js.SyncInterval = 0
+					return
+				}
+				durationKey(&js.SyncInterval, time.Millisecond)(d, v, accepts)
+			}},
+			{names: []string{"enabled", "enable"}, accepts: "true or false", set: boolKey(&js.Enabled)},
+		}, unsupported(map[string]string{
+			"domain":                  "remove it",
+			"unique_tag":              "remove it",
+			"limits":                  "set limits on the streams",
+			"key":                     "encrypt the disk underneath",
+			"ek":                      "encrypt the disk underneath",
+			"encryption_key":          "encrypt the disk underneath",
+			"prev_key":                "encrypt the disk underneath",
+			"prev_ek":                 "encrypt the disk underneath",
+			"prev_encryption_key":     "encrypt the disk underneath",
+			"cipher":                  "encrypt the disk underneath",
+			"tpm":                     "encrypt the disk underneath",
+			"strict":                  "remove it",
+			"extension_hint":          "remove it",
+			"max_outstanding_catchup": "remove it",
+			"max_buffered_size":       "remove it",
+			"max_buffered_msgs":       "remove it",
+			"request_queue_limit":     "remove it",
+			"info_queue_limit":        "remove it",
+			"meta_compact":            "remove it",
+			"meta_compact_size":       "remove it",
+			"meta_compact_sync":       "remove it",
+			"max_concurrent_io":       "remove it",
+		})...))
+	default:
+		d.wrong(v, accepts)
+	}
+}
+
+// tlsKeys are those of a listener.
+func tlsKeys(t *TLS) []key {
+	return append([]key{
+		{names: []string{"cert_file"}, accepts: "a PEM file", set: nonEmpty(&t.CertFile)},
+		{names: []string{"key_file"}, accepts: "a PEM file", set: nonEmpty(&t.KeyFile)},
+		{names: []string{"ca_file"}, accepts: "a PEM file", set: nonEmpty(&t.CAFile)},
+		{names: []string{"verify"}, accepts: "true or false", set: boolKey(&t.Verify)},
+		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&t.Timeout, time.Millisecond)},
+	}, unsupported(map[string]string{
+		"allow_insecure_cipher_suites":     "remove it",
+		"ca_certs_match":                   "remove it",
+		"cert_match":                       "use cert_file and key_file",
+		"cert_match_by":                    "use cert_file and key_file",
+		"cert_match_skip_invalid":          "use cert_file and key_file",
+		"cert_store":                       "use cert_file and key_file",
+		"certificates":                     "use cert_file and key_file",
+		"certs":                            "use cert_file and key_file",
+		"cipher_suites":                    "remove it: TLS 1.2 and 1.3 with Go's choice of suites",
+		"connection_rate_limit":            "remove it",
+		"curve_preferences":                "remove it",
+		"first":                            "remove it: TLS starts after INFO",
+		"handshake_first":                  "remove it: TLS starts after INFO",
+		"immediate":                        "remove it: TLS starts after INFO",
+		"insecure":                         "use ca_file",
+		"min_version":                      "remove it: TLS 1.2 is the lowest",
+		"ocsp_peer":                        "remove it",
+		"pinned_certs":                     "use ca_file",
+		"verify_and_map":                   "use verify, with users and passwords",
+		"verify_cert_and_check_known_urls": "use verify",
+	})...)
+}
+
+func serverTLSKey(to **TLS) func(*decoder, value, string) {
+	return func(d *decoder, v value, _ string) {
+		t := &TLS{Timeout: DefaultTLSTimeout}
+		before := len(d.problems)
+		if !d.block(v, tlsKeys(t)) || len(d.problems) > before {
+			return
+		}
+		t.load(d, v)
+		*to = t
+	}
+}
+
+// uplink decodes the edge's hub block.
+func (c *Config) uplink(d *decoder, v value, _ string) {
+	u := &Uplink{}
+	before := len(d.problems)
+	ok := d.block(v, []key{
+		{names: []string{"urls", "url"}, accepts: `"quic://host:port", or a list of them`, set: stringsKey(&u.URLs, validHubURL)},
+		{names: []string{"user", "username"}, accepts: "a user name", set: nonEmpty(&u.User)},
+		{names: []string{"password", "pass"}, accepts: "a password", set: nonEmpty(&u.Password)},
+		{names: []string{"nkey_seed_file"}, accepts: "a file that holds a user nkey seed (SU...)", set: nonEmpty(&u.NkeySeedFile)},
+		{names: []string{"tls"}, accepts: "a block { ca_file, server_name, pinned }", set: func(d *decoder, v value, _ string) {
+			d.block(v, []key{
+				{names: []string{"ca_file"}, accepts: "a PEM file", set: nonEmpty(&u.CAFile)},
+				{names: []string{"server_name"}, accepts: "the name in the hub's certificate", set: nonEmpty(&u.ServerName)},
+				{names: []string{"pinned", "pin"}, accepts: "the SHA-256 fingerprint of the hub's certificate, 64 hex digits, or a list of them", set: stringsKey(&u.Pinned, validPin)},
+			})
+			for i, pin := range u.Pinned {
+				u.Pinned[i] = strings.ToLower(strings.ReplaceAll(pin, ":", ""))
+			}
+			d.readable(v, "ca_file", u.CAFile)
+		}},
+	})
+	if !ok || len(d.problems) > before {
+		return
+	}
+	switch {
+	case len(u.URLs) == 0:
+		d.fail(v, "urls is missing", `"quic://host:port", or a list of them`, "name the hub")
+	case u.User != "" && u.NkeySeedFile != "":
+		d.fail(v, "user and nkey_seed_file exclude each other", "", "keep one of them")
+	case u.User == "" && u.Password != "":
+		d.fail(v, "password without user", "", "add user")
+	}
+	d.readable(v, "nkey_seed_file", u.NkeySeedFile)
+	c.Uplink = u
+}
+
+var hexPin = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
+
+func validPin(s string) bool { return hexPin.MatchString(strings.ReplaceAll(s, ":", "")) }
+
+func validHubURL(s string) bool {
+	u, err := url.Parse(s)
+	if err != nil || u.Scheme != "quic" || u.Hostname() == "" || u.User != nil || u.Path != "" && u.Path != "/" || u.RawQuery != "" {
+		return false
+	}
+	if u.Port() == "" {
+		return true
+	}
+	n, err := strconv.ParseInt(u.Port(), 10, 32)
+	return err == nil && n >= 1 && n <= 65535
+}
+
+// ValidStreamName says whether name may be a stream's.
+func ValidStreamName(name string) bool {
+	return name != "" && len(name) <= 255 && !strings.ContainsAny(name, " \t\r\n\f.*>/\\") && strings.IndexFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) < 0
+}
+
+// exports decodes the list of exported streams.
+func (c *Config) exports(d *decoder, v value, _ string) {
+	d.list(v, func(item value) {
+		var e Export
+		const accepts = "a stream name: no blanks, dots, wildcards or slashes"
+		if name, ok := item.raw.(string); ok { // exports: [READINGS]
+			e.Stream = name
+		} else if !d.block(item, []key{
+			{names: []string{"stream"}, accepts: accepts, set: nonEmpty(&e.Stream)},
+			{names: []string{"to"}, accepts: accepts, set: nonEmpty(&e.To)},
+		}) {
+			return
+		}
+		if e.To == "" {
+			e.To = e.Stream
+		}
+		switch {
+		case e.Stream == "":
+			d.fail(item, "stream is missing", "{ stream: NAME, to: NAME }", "name the stream")
+			return
+		case !ValidStreamName(e.Stream):
+			d.fail(item, fmt.Sprintf("%q cannot be a stream", e.Stream), accepts, "")
+			return
+		case !ValidStreamName(e.To):
+			d.fail(item, fmt.Sprintf("%q cannot be a stream", e.To), accepts, "")
+			return
+		}
+		for _, other := range c.Exports {
+			if other.Stream == e.Stream {
+				d.fail(item, fmt.Sprintf("stream %q is exported twice", e.Stream), "", "keep one of them")
+				return
+			}
+		}
+		c.Exports = append(c.Exports, e)
+	})
+}
+
+// edges decodes the hub's block of the same name.
+func (c *Config) edges(d *decoder, v value, _ string) {
+	e := &Edges{Host: DefaultHost, Port: DefaultEdgesPort}
+	const streamAccepts = "a stream name, in which * matches any characters, or a list of them"
+	d.block(v, []key{
+		{names: []string{"listen"}, accepts: `"host:port" or a UDP port, 1 to 65535, or -1 for one the system chooses`, set: listenKey(&e.Host, &e.Port)},
+		{names: []string{"host", "net"}, accepts: "a host name or address", set: nonEmpty(&e.Host)},
+		{names: []string{"port"}, accepts: "1 to 65535, or -1 for one the system chooses", set: portKey(&e.Port)},
+		{names: []string{"tls"}, accepts: "a block { cert_file, key_file, ca_file }", set: serverTLSKey(&e.TLS)},
+		{names: []string{"users"}, accepts: "a list of { user, password, streams } or { nkey, streams }", set: func(d *decoder, v value, _ string) {
+			d.list(v, func(item value) {
+				var u EdgeUser
+				if !d.block(item, []key{
+					{names: []string{"user", "username"}, accepts: "a user name", set: nonEmpty(&u.User)},
+					{names: []string{"password", "pass"}, accepts: "a password or its bcrypt hash", set: nonEmpty(&u.Password)},
+					{names: []string{"nkey"}, accepts: "a public user nkey (U...)", set: nkeyKey(&u.Nkey)},
+					{names: []string{"streams"}, accepts: streamAccepts, set: stringsKey(&u.Streams, func(s string) bool {
+						return ValidStreamName(strings.ReplaceAll(s, "*", "x"))
+					})},
+				}) {
+					return
+				}
+				switch {
+				case u.Nkey == "" && u.User == "":
+					d.fail(item, "neither user nor nkey is given", "{ user, password, streams } or { nkey, streams }", "")
+				case u.Nkey != "" && (u.User != "" || u.Password != ""):
+					d.fail(item, "nkey excludes user and password", "", "keep one of them")
+				case u.User != "" && u.Password == "":
+					d.fail(item, "password is missing", "", "give the user a password, or use nkey")
+				}
+				e.Users = append(e.Users, u)
+			})
+		}},
+	})
+	c.Edges = e
+}
+
+// check looks at settings that only make sense together.
+func (d *decoder) check(c *Config) {
+	at := func(key string) value { return value{file: c.Path, key: key} }
+	if int64(c.MaxPayload) > c.MaxPending {
+		d.fail(at("max_payload"), fmt.Sprintf("%d is more than max_pending (%d), so the largest message could never be delivered", c.MaxPayload, c.MaxPending), "", "raise max_pending")
+	}
+	if name := c.Auth.NoAuthUser; name != "" && !slices.ContainsFunc(c.Auth.Users, func(u User) bool { return u.Name == name }) {
+		d.fail(at("no_auth_user"), fmt.Sprintf("there is no user %q", name), "a name from authorization.users", "")
+	}
+	if len(c.Exports) > 0 && !c.JetStream.Enabled {
+		d.fail(at("exports"), "streams can only be exported with JetStream", "", "add `jetstream { store_dir: ... }`")
+	}
+	if c.Edges != nil && !c.JetStream.Enabled {
+		d.fail(at("edges"), "a hub keeps what edges export in JetStream, which is off", "", "add `jetstream { store_dir: ... }`")
+	}
+}
