@@ -34,7 +34,7 @@ var layers = [][]string{
 	{"sync"},
 	{"hub", "internal/admin"},
 	{"internal"},
-	{"cmd", "testdata/gen"},
+	{"cmd", "faults", "testdata/gen"},
 }
 
 // never lists imports that would be downwards and still wrong: who, what, why.
