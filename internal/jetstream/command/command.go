@@ -290,16 +290,3 @@ func (c *StreamDelete) Decode(b []byte) error {
 	}
 	return nil
 }
-
-// ConsumerOf returns the name of the consumer that a consumer command (kind
-// ConsumerKinds and up) is for: the first field of all of them. The name
-// aliases b.
-func ConsumerOf(b []byte) (name []byte, err error) {
-	k := KindOf(b)
-	r := newReader(b, k)
-	name = r.bytes()
-	if k < ConsumerKinds || !r.ok || len(name) == 0 {
-		return nil, malformed(k)
-	}
-	return name, nil
-}
