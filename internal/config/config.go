@@ -48,7 +48,7 @@ const (
 	DefaultWriteDeadline  = 10 * time.Second
 	DefaultAuthTimeout    = 2 * time.Second
 	DefaultTLSTimeout     = 2 * time.Second
-	DefaultEdgesPort      = 7422
+	DefaultEdgesPort      = 7423
 )
 
 // Config is a whole configuration with every default filled in.
@@ -175,9 +175,9 @@ type Uplink struct {
 	NkeySeedFile string
 	CAFile       string // verifies the hub's certificate; empty: the system's authorities
 	ServerName   string // name expected in it; empty: the URL's host
-	// Pinned lists SHA-256 fingerprints, in hex, of the hub certificates that are
-	// accepted; with it no authority is asked.
-	Pinned []string
+	// Pinned is the SHA-256 fingerprint of the hub certificate that is accepted,
+	// "sha256:" and 64 hex digits; with it no authority is asked.
+	Pinned string
 }
 
 // Export sends one stream of the edge to the hub.
@@ -201,7 +201,7 @@ type EdgeUser struct {
 	User     string
 	Password string   // clear, or a bcrypt hash
 	Nkey     string   // public user nkey, U...
-	Streams  []string // hub streams the edge may fill; names, `*` in them matches any characters; empty: all
+	Streams  []string // hub streams the edge may fill; names, `*` in them matches any characters
 }
 
 // Default returns the configuration that a program has without a file.

@@ -459,11 +459,8 @@ func (c *Config) uplink(d *decoder, v value, _ string) {
 			d.block(v, []key{
 				{names: []string{"ca_file"}, accepts: "a PEM file", set: nonEmpty(&u.CAFile)},
 				{names: []string{"server_name"}, accepts: "the name in the hub's certificate", set: nonEmpty(&u.ServerName)},
-				{names: []string{"pinned", "pin"}, accepts: "the SHA-256 fingerprint of the hub's certificate, 64 hex digits, or a list of them", set: stringsKey(&u.Pinned, validPin)},
+				{names: []string{"pinned", "pin"}, accepts: "the SHA-256 fingerprint of the hub's certificate, sha256: and 64 hex digits", set: pinKey(&u.Pinned)},
 			})
-			for i, pin := range u.Pinned {
-				u.Pinned[i] = strings.ToLower(strings.ReplaceAll(pin, ":", ""))
-			}
 			d.readable(v, "ca_file", u.CAFile)
 		}},
 	})
@@ -484,7 +481,17 @@ func (c *Config) uplink(d *decoder, v value, _ string) {
 
 var hexPin = regexp.MustCompile(`^[0-9a-fA-F]{64}$`)
 
-func validPin(s string) bool { return hexPin.MatchString(strings.ReplaceAll(s, ":", "")) }
+func pinKey(to *string) func(*decoder, value, string) {
+	return func(d *decoder, v value, accepts string) {
+		s, ok := v.raw.(string)
+		hex, _ := strings.CutPrefix(strings.ReplaceAll(s, ":", ""), "sha256")
+		if !ok || !hexPin.MatchString(hex) {
+			d.wrong(v, accepts)
+			return
+		}
+		*to = "sha256:" + strings.ToLower(hex)
+	}
+}
 
 func validHubURL(s string) bool {
 	u, err := url.Parse(s)
@@ -569,6 +576,8 @@ func (c *Config) edges(d *decoder, v value, _ string) {
 					d.fail(item, "nkey excludes user and password", "", "keep one of them")
 				case u.User != "" && u.Password == "":
 					d.fail(item, "password is missing", "", "give the user a password, or use nkey")
+				case len(u.Streams) == 0:
+					d.fail(item, "streams is missing", streamAccepts, "say `streams: \"*\"` if it may fill every stream")
 				}
 				e.Users = append(e.Users, u)
 			})

@@ -68,9 +68,9 @@ func TestLoadEdge(t *testing.T) {
 		log_format: json
 		pid_file: "/run/edge.pid"
 		hub {
-			urls: ["quic://hub-a:7422", "quic://[::1]:7422"]
+			urls: ["quic://hub-a:7423", "quic://[::1]:7423"]
 			user: plant, password: $SECRET
-			tls { ca_file: "`+ca+`", server_name: hub.example, pinned: "AB:`+strings.Repeat("0", 62)+`" }
+			tls { ca_file: "`+ca+`", server_name: hub.example, pinned: "sha256:AB:`+strings.Repeat("0", 62)+`" }
 		}
 		exports: [ {stream: READINGS, to: PLANT}, {stream: SALES} ]
 	`)
@@ -96,8 +96,8 @@ func TestLoadEdge(t *testing.T) {
 		Log:       Logging{Debug: true, File: "/var/log/edge.log", Format: "json"},
 		PIDFile:   "/run/edge.pid",
 		Uplink: &Uplink{
-			URLs: []string{"quic://hub-a:7422", "quic://[::1]:7422"}, User: "plant", Password: "s3cret",
-			CAFile: ca, ServerName: "hub.example", Pinned: []string{"ab" + strings.Repeat("0", 62)},
+			URLs: []string{"quic://hub-a:7423", "quic://[::1]:7423"}, User: "plant", Password: "s3cret",
+			CAFile: ca, ServerName: "hub.example", Pinned: "sha256:ab" + strings.Repeat("0", 62),
 		},
 		Exports: []Export{{"READINGS", "PLANT"}, {"SALES", "SALES"}},
 	}
@@ -204,7 +204,7 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			name: "hub's key at an edge",
-			text: "edges { listen: 7422 }\n",
+			text: "edges { listen: 7423 }\n",
 			want: []string{"FILE:1: edges: belongs to the configuration of the hub program; remove it here"},
 		},
 		{
@@ -284,6 +284,11 @@ func TestMistakes(t *testing.T) {
 			name: "unknown variable",
 			text: "port: 4222\nserver_name: $NO_SUCH_VARIABLE_HERE\n",
 			want: []string{"FILE:2: variable reference for 'NO_SUCH_VARIABLE_HERE' on line 2 can not be found; define the variable in the file, or in the environment"},
+		},
+		{
+			name: "edge user without streams", hub: true,
+			text: "jetstream: true\nedges { users: [ {user: a, password: b} ] }\n",
+			want: []string{"FILE:2: edges.users[0]: streams is missing; accepted: a stream name, in which * matches any characters, or a list of them; say `streams: \"*\"` if it may fill every stream"},
 		},
 		{
 			name: "edge user without password", hub: true,
