@@ -1,0 +1,163 @@
+package export
+
+import (
+	"fmt"
+	"sync"
+
+	"petiole/storage"
+	"petiole/sync/frame"
+)
+
+// TooLargeError says that a message exceeds what the hub takes.
+type TooLargeError struct {
+	Seq         uint64
+	Size, Limit int
+}
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("message %d has %d bytes, the hub takes %d: raise max_message at the hub, or delete the message",
+		e.Seq, e.Size, e.Limit)
+}
+
+// Batch is an encoded batch.
+type Batch struct {
+	Frames  []byte     // frames to write, in one piece
+	First   uint64     // first sequence covered
+	Rung    frame.Rung // end of the batch
+	Msgs    uint64     // messages
+	Gaps    uint64     // runs of missing sequences
+	Missing uint64     // sequences in them
+	Bytes   int64      // subject, header and data of the messages
+	Oldest  int64      // time of the first message, Unix ns; 0 if none
+}
+
+var batches = sync.Pool{New: func() any { return new(Batch) }}
+
+// maxPooled bounds the buffers that are kept for reuse.
+const maxPooled = 256 << 10
+
+// Release gives the batch's buffer back once it has been written.
+func (b *Batch) Release() {
+	if cap(b.Frames) > maxPooled {
+		b.Frames = nil
+	}
+	batches.Put(b)
+}
+
+// Cursor reads a source from a position on and encodes what it holds, missing
+// sequences as gaps. It is not for concurrent use.
+type Cursor struct {
+	src         Source
+	offer       uint32
+	incarnation uint64
+	base        uint64
+	next        uint64
+	chain       frame.Chain
+	compress    bool
+	limit       int
+	b           frame.Builder
+}
+
+// NewCursor returns a cursor that goes on where d says, for the connection's
+// offer. Messages larger than limit bytes are refused (0: none are).
+func NewCursor(src Source, offer uint32, d *Decision, compress bool, limit int) *Cursor {
+	return &Cursor{
+		src: src, offer: offer, incarnation: d.State.Incarnation, base: d.State.Base,
+		next: d.Next, chain: d.Chain, compress: compress, limit: limit,
+	}
+}
+
+// Next returns the first sequence not read yet.
+func (c *Cursor) Next() uint64 { return c.next }
+
+// Read appends to out the batches that can be built now, but not more than
+// about room bytes of them (at least one), and returns out. It returns at
+// once: nothing new means nothing appended. Batches appended are good even if
+// it also returns an error.
+func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
+	st := c.src.DurableState()
+	if c.next > st.Last {
+		return out, nil
+	}
+	c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
+	var oldest int64
+	emit := func() {
+		if c.b.Empty() {
+			return
+		}
+		b := batches.Get().(*Batch)
+		b.Frames = c.b.AppendFrames(b.Frames[:0], c.compress)
+		b.First, b.Rung, b.Oldest = c.next, c.b.Rung(), oldest
+		b.Msgs, b.Gaps, b.Missing, b.Bytes = c.b.Counts()
+		c.next, c.chain, oldest = b.Rung.Through+1, b.Rung.Chain, 0
+		c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
+		room -= len(b.Frames)
+		out = append(out, b)
+	}
+	var failed error
+	full := false
+	err := c.src.Range(c.next, func(m storage.Message) bool {
+		if m.Seq > st.Last {
+			return false
+		}
+		if m.Seq <= c.b.Through() {
+			failed = fmt.Errorf("stream returned message %d after %d: %w", m.Seq, c.b.Through(), storage.ErrCorrupt)
+			return false
+		}
+		size := len(m.Subject) + len(m.Header) + len(m.Data)
+		if c.limit > 0 && size > c.limit {
+			failed = &TooLargeError{Seq: m.Seq, Size: size, Limit: c.limit}
+			return false
+		}
+		if !c.b.Empty() && !c.b.Fits(size) {
+			emit()
+			if room <= 0 {
+				full = true
+				return false
+			}
+		}
+		c.gap(m.Seq-1, st.First)
+		c.b.Msg(m.Time, m.Subject, m.Header, m.Data)
+		if oldest == 0 {
+			oldest = m.Time
+		}
+		return true
+	})
+	if err == nil && failed == nil && !full {
+		c.gap(st.Last, st.First)
+	}
+	emit()
+	if failed != nil {
+		err = failed
+	}
+	if err != nil {
+		return out, fmt.Errorf("read stream from %d: %w", c.next, err)
+	}
+	return out, nil
+}
+
+// gap adds the sequences up to last as missing, those below first because the
+// stream's limits removed them.
+func (c *Cursor) gap(last, first uint64) {
+	if c.b.Through() < last && c.b.Through()+1 < first {
+		c.b.Gap(min(last, first-1), frame.GapRemoved)
+	}
+	c.b.Gap(last, frame.GapDeleted)
+}
+
+// Chain is the Recompute of a source.
+func Chain(src Source) Recompute {
+	var ch frame.Chainer
+	return func(from frame.Rung, through uint64) (frame.Chain, bool, error) {
+		at, chain := from.Through, from.Chain
+		err := src.Range(at+1, func(m storage.Message) bool {
+			if m.Seq != at+1 || m.Seq > through {
+				return false
+			}
+			chain = ch.Msg(chain, m.Seq, m.Subject, m.Header, m.Data)
+			at = m.Seq
+			return at < through
+		})
+		return chain, at == through, err
+	}
+}
