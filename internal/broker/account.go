@@ -1,97 +1,218 @@
 package broker
 
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"petiole/internal/subject"
+)
+
 // Account is a subject space: its clients and handlers see each other's
 // messages. A server has one, "$G".
-type Account struct{}
+type Account struct {
+	srv   *Server
+	name  string
+	index subject.Index[*subscription]
+	pool  sync.Pool // of *Publisher, for Publish
+
+	batchMu sync.Mutex
+	batches int       // Batch calls under way
+	late    []*client // to be flushed by the last of them
+
+	watchMu sync.RWMutex
+	watched map[string][]*watch
+}
+
+func newAccount(s *Server, name string) *Account {
+	a := &Account{srv: s, name: name, watched: make(map[string][]*watch)}
+	a.pool.New = func() any { return newPublisher(a, nil) }
+	return a
+}
 
 // Name returns the account's name.
-func (a *Account) Name() string { return "$G" }
+func (a *Account) Name() string { return a.name }
 
 // Subscription is the registration of an internal handler.
-type Subscription struct{}
+type Subscription struct{ s *subscription }
 
 // Close ends the registration. Calls of the handler that are under way are
 // not waited for. Further calls of Close do nothing.
-func (s *Subscription) Close() {}
+func (s *Subscription) Close() {
+	if !s.s.closed.Swap(true) {
+		s.s.acc.remove(s.s)
+	}
+}
 
 // Subject returns the subject subscribed to.
-func (s *Subscription) Subject() string { return "" }
+func (s *Subscription) Subject() string { return s.s.subject }
 
 // Handle registers h for messages on subject, which may have wildcards. A
 // handler counts as a responder. The error says that subject is not valid.
 func (a *Account) Handle(subject string, h Handler) (*Subscription, error) {
-	return &Subscription{}, nil
+	return a.HandleQueue(subject, "", h)
 }
 
 // HandleQueue is [Account.Handle] as a member of the queue group queue: of
 // all members, client subscriptions included, one gets a message.
-func (a *Account) HandleQueue(subject, queue string, h Handler) (*Subscription, error) {
-	return &Subscription{}, nil
+func (a *Account) HandleQueue(subj, queue string, h Handler) (*Subscription, error) {
+	if !subject.Valid(subj) {
+		return nil, fmt.Errorf("handle %q: %w", subj, subject.ErrInvalid)
+	}
+	s := &subscription{handler: h, acc: a, subject: subj, queue: queue}
+	a.insert(s)
+	return &Subscription{s}, nil
 }
+
+// insert makes s, whose subject is valid, known.
+func (a *Account) insert(s *subscription) {
+	_ = a.index.Insert(s.subject, s.queue, s)
+	if s.closed.Load() { // ended meanwhile
+		a.index.Remove(s.subject, s.queue, s)
+	}
+	a.changed(s.subject)
+}
+
+func (a *Account) remove(s *subscription) {
+	a.index.Remove(s.subject, s.queue, s)
+	a.changed(s.subject)
+}
+
+// bytesOf returns the octets of s, which must not be changed.
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 
 // Publish sends a message to the clients and handlers that subscribe to
 // subject. reply may be empty; hdr is a raw header block or empty. All
 // arguments are copied. The message is in the clients' outbound queues when
 // Publish returns; they are flushed in the background, or at the end of a
 // [Account.Batch] that is under way. It never blocks on a client.
-func (a *Account) Publish(subject, reply string, hdr, data []byte) {}
+func (a *Account) Publish(subject, reply string, hdr, data []byte) {
+	a.PublishBytes(bytesOf(subject), bytesOf(reply), hdr, data)
+}
 
 // PublishBytes is [Account.Publish] without strings.
-func (a *Account) PublishBytes(subject, reply, hdr, data []byte) {}
-
-// HasInterest reports whether any subscription or handler matches the literal
-// subject.
-func (a *Account) HasInterest(subject string) bool { return false }
-
-// WatchInterest calls fn whenever [Account.HasInterest] of the literal subject
-// changes, from the time of the call on (ask HasInterest afterwards for the
-// state at hand). Calls for one watch do not overlap and arrive in order, on
-// the goroutine that (un)subscribed, with no lock of the broker held; fn must
-// not block. After cancel has returned no new call starts.
-func (a *Account) WatchInterest(subject string, fn func(has bool)) (cancel func()) {
-	return func() {}
+func (a *Account) PublishBytes(subject, reply, hdr, data []byte) {
+	p := a.pool.Get().(*Publisher)
+	p.PublishBytes(subject, reply, hdr, data)
+	if len(p.dirty) > 0 {
+		a.batchMu.Lock()
+		batched := a.batches > 0
+		if batched {
+			a.late = append(a.late, p.dirty...)
+		}
+		a.batchMu.Unlock()
+		if !batched {
+			for _, c := range p.dirty {
+				c.flushAsync()
+			}
+		}
+	}
+	p.endBatch()
+	a.pool.Put(p)
 }
 
 // Batch runs fn and then flushes the clients that were published to meanwhile,
 // each once. Use it to deliver many messages from outside of a handler.
-func (a *Account) Batch(fn func()) { fn() }
+func (a *Account) Batch(fn func()) {
+	a.batchMu.Lock()
+	a.batches++
+	a.batchMu.Unlock()
+	defer func() {
+		a.batchMu.Lock()
+		a.batches--
+		var late []*client
+		if a.batches == 0 {
+			late, a.late = a.late, nil
+		}
+		a.batchMu.Unlock()
+		for _, c := range late {
+			c.flush()
+		}
+		if late != nil {
+			clear(late)
+			a.batchMu.Lock()
+			if a.late == nil {
+				a.late = late[:0]
+			}
+			a.batchMu.Unlock()
+		}
+	}()
+	fn()
+}
 
-// Publisher publishes like [Account.Publish], but remembers which
-// subscriptions match the subjects it publishes to and leaves flushing to its
-// owner. It is the fastest way to deliver many messages. A Publisher must not
-// be used by two goroutines at the same time.
-type Publisher struct{}
+// HasInterest reports whether any subscription or handler matches the literal
+// subject.
+func (a *Account) HasInterest(subject string) bool { return a.index.Any(subject) }
 
-// NewPublisher returns a new Publisher.
-func (a *Account) NewPublisher() *Publisher { return &Publisher{} }
+// watch is one call of WatchInterest.
+type watch struct {
+	subject string
+	fn      func(bool)
+	gone    atomic.Bool
 
-// Publish is [Account.Publish]; the message leaves with the next Flush.
-func (p *Publisher) Publish(subject, reply string, hdr, data []byte) {}
+	mu   sync.Mutex // serialises fn
+	last bool
+}
 
-// PublishBytes is [Account.PublishBytes]; the message leaves with the next
-// Flush.
-func (p *Publisher) PublishBytes(subject, reply, hdr, data []byte) {}
+// WatchInterest calls fn whenever [Account.HasInterest] of the literal subject
+// changes, from the time of the call on (ask HasInterest afterwards for the
+// state at hand). Calls for one watch do not overlap and arrive in order, on
+// the goroutine that (un)subscribed, with no lock of the broker held that
+// publishing or subscribing needs; fn must not block. No call starts after
+// cancel has returned; fn may call cancel.
+func (a *Account) WatchInterest(subject string, fn func(has bool)) (cancel func()) {
+	w := &watch{subject: subject, fn: fn}
+	a.watchMu.Lock()
+	a.watched[subject] = append(a.watched[subject], w)
+	a.watchMu.Unlock()
+	w.mu.Lock()
+	w.last = a.index.Any(subject)
+	w.mu.Unlock()
+	return func() {
+		if w.gone.Swap(true) {
+			return
+		}
+		a.watchMu.Lock()
+		defer a.watchMu.Unlock()
+		list := a.watched[subject]
+		kept := make([]*watch, 0, len(list))
+		for _, o := range list {
+			if o != w {
+				kept = append(kept, o)
+			}
+		}
+		if len(kept) == 0 {
+			delete(a.watched, subject)
+		} else {
+			a.watched[subject] = kept
+		}
+	}
+}
 
-// Deliver sends to the subscribers of subject to a message that shows them
-// another subject: JetStream delivers to an inbox what was published elsewhere.
-// Who gets it is decided by to (queue groups included); the MSG or HMSG line
-// has subject. The message leaves with the next Flush.
-func (p *Publisher) Deliver(to, subject string, reply, hdr, data []byte) {}
-
-// Flush sends what was published since the last Flush. It does not block on
-// clients: what a socket does not take at once is left to the background.
-func (p *Publisher) Flush() {}
-
-// Respond publishes to the reply subject of m; it does nothing if m has none.
-// The response leaves when the input at hand has been processed, together
-// with others.
-func (m *Msg) Respond(hdr, data []byte) {}
-
-// Publish publishes from inside a handler. The message leaves when the input
-// at hand has been processed, together with others. Valid during the handler
-// call only; use [Account.Publish] later and from other goroutines.
-func (m *Msg) Publish(subject, reply string, hdr, data []byte) {}
-
-// Error sends the client a protocol error ("-ERR 'text'"); the connection
-// stays. It may be called at any time.
-func (c *ClientInfo) Error(text string) {}
+// changed tells the watches that a change under pattern concerns.
+func (a *Account) changed(pattern string) {
+	var few [4]*watch
+	ws := few[:0]
+	a.watchMu.RLock()
+	if len(a.watched) > 0 {
+		if !subject.HasWildcard(pattern) {
+			ws = append(ws, a.watched[pattern]...)
+		} else {
+			for subj, list := range a.watched {
+				if subject.Matches(pattern, subj) {
+					ws = append(ws, list...)
+				}
+			}
+		}
+	}
+	a.watchMu.RUnlock()
+	for _, w := range ws {
+		w.mu.Lock()
+		if has := a.index.Any(w.subject); has != w.last && !w.gone.Load() {
+			w.last = has
+			w.fn(has)
+		}
+		w.mu.Unlock()
+	}
+}

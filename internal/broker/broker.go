@@ -20,6 +20,7 @@ import (
 
 // Defaults of [Options]; they are those of nats-server.
 const (
+	DefaultVersion        = "2.15.2"
 	DefaultPort           = 4222
 	DefaultMaxPayload     = 1 << 20
 	DefaultMaxControlLine = 4096

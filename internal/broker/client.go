@@ -1,3 +1,582 @@
 package broker
 
-type client struct{}
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"petiole/internal/subject"
+	"petiole/internal/wire"
+)
+
+// Read buffers start small, so that idle clients cost little, and grow with
+// what arrives.
+const (
+	minRead = 2 << 10
+	maxRead = 64 << 10
+)
+
+// After an error the rest of what a client sends is read and thrown away for
+// this long and this many octets: closing a socket with input unread would
+// take the error message back that the client is to see.
+const (
+	lingerTime  = 500 * time.Millisecond
+	lingerBytes = 4 << 20
+)
+
+var (
+	errSlowDeadline = errors.New("slow consumer: took nothing within the write deadline")
+	errSlowPending  = errors.New("slow consumer: too many octets pending")
+	errShutdown     = errors.New("server shut down")
+)
+
+// client is one connection. Its read loop owns what has no lock.
+type client struct {
+	srv   *Server
+	acc   *Account
+	conn  net.Conn
+	raw   *directWriter // nil with TLS
+	log   *slog.Logger
+	start time.Time
+	tls   bool
+	nonce string
+
+	out outbound
+	pub *Publisher
+
+	info      atomic.Pointer[ClientInfo] // replaced at CONNECT
+	connected bool                       // CONNECT was accepted
+	verbose   bool
+	echo      bool
+	headers   atomic.Bool // CONNECT said that headers are understood
+	noResp    bool
+	perms     *perms // nil permits everything
+	awaiting  bool   // authentication is still due
+
+	mu      sync.Mutex // guards subs and pings
+	subs    map[string]*subscription
+	pings   int       // unanswered
+	pinged  time.Time // when the last was sent
+	pinger  *time.Timer
+	authDue *time.Timer
+	why     error // first reason for the end
+
+	closing  atomic.Bool // input is to be thrown away
+	activity atomic.Int64
+	rtt      atomic.Int64
+	inMsgs   atomic.Uint64
+	inBytes  atomic.Uint64
+	seenAct  int64 // activity at the last ping
+}
+
+// connectArg is the document of CONNECT.
+type connectArg struct {
+	Verbose      bool   `json:"verbose"`
+	Pedantic     bool   `json:"pedantic"`
+	TLSRequired  bool   `json:"tls_required"`
+	Token        string `json:"auth_token"`
+	User         string `json:"user"`
+	Pass         string `json:"pass"`
+	Name         string `json:"name"`
+	Lang         string `json:"lang"`
+	Version      string `json:"version"`
+	Protocol     int    `json:"protocol"`
+	Echo         bool   `json:"echo"`
+	Headers      bool   `json:"headers"`
+	NoResponders bool   `json:"no_responders"`
+	NKey         string `json:"nkey"`
+	Sig          string `json:"sig"`
+	JWT          string `json:"jwt"`
+}
+
+// subscription is one SUB of a client, or an internal handler.
+type subscription struct {
+	c       *client // nil for a handler
+	handler Handler
+	acc     *Account
+	subject string
+	queue   string
+	sid     []byte
+	filter  bool // some of what matches is denied to the client
+
+	// For a client's these are guarded by its out.mu.
+	delivered int
+	max       int // unsubscribe after this many; 0 is never
+	closed    atomic.Bool
+}
+
+// readLoop serves the client until the connection ends.
+func (c *client) readLoop() error {
+	buf := make([]byte, minRead)
+	var (
+		ev   wire.Event
+		w    int // buf[:w] is filled
+		need = 1 // parsing is pointless below this
+		thin int // successive reads that used little of buf
+		gone int // octets thrown away
+		srv  = c.srv
+		lim  = wire.Limits{ControlLine: srv.opts.MaxControlLine, Payload: srv.opts.MaxPayload}
+	)
+	for {
+		n, err := c.conn.Read(buf[w:])
+		if n > 0 {
+			if c.closing.Load() {
+				if gone += n; gone > lingerBytes {
+					return nil
+				}
+				continue
+			}
+			space := len(buf) - w
+			w += n
+			r := 0
+			if w >= need {
+				r, need = c.parse(buf[:w], lim, &ev)
+			}
+			c.endBatch()
+
+			rest := w - r
+			switch {
+			case n == space && len(buf) < maxRead:
+				// The buffer was filled: there may be more to be had at once.
+				buf = resize(buf, r, w, 2*len(buf))
+				thin = 0
+			case rest == 0 && len(buf) > minRead && n < len(buf)/8:
+				if thin++; thin > 16 {
+					buf = make([]byte, max(len(buf)/2, minRead))
+					thin = 0
+				}
+			case rest == 0 && len(buf) > maxRead:
+				buf = make([]byte, maxRead)
+			default:
+				if r > 0 {
+					copy(buf, buf[r:w])
+				}
+			}
+			w = rest
+			if w == len(buf) || need > len(buf) && w > len(buf)/2 {
+				// Grown by what has really arrived, not by what was announced.
+				buf = resize(buf, 0, w, min(max(need, minRead), 2*len(buf)))
+			}
+		}
+		if err != nil {
+			if err == io.EOF || c.closing.Load() {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// resize returns a buffer of n octets that starts with buf[r:w].
+func resize(buf []byte, r, w, n int) []byte {
+	nb := make([]byte, max(n, w-r))
+	copy(nb, buf[r:w])
+	return nb
+}
+
+// parse processes the operations in buf and returns how much of it is done
+// with, and how much has to be there for going on.
+func (c *client) parse(buf []byte, lim wire.Limits, ev *wire.Event) (r, need int) {
+	var msgs, octets uint64
+	need = 1
+	for r < len(buf) && !c.closing.Load() {
+		n, more, err := wire.Next(buf[r:], lim, ev)
+		if err != nil {
+			var we *wire.Error
+			errors.As(err, &we)
+			c.fail(we)
+			break
+		}
+		if n == 0 {
+			need = more
+			break
+		}
+		r += n
+		switch ev.Op {
+		case wire.OpPub:
+			msgs++
+			octets += uint64(len(ev.Header) + len(ev.Data))
+			c.onPub(ev)
+		case wire.OpSub:
+			c.onSub(ev)
+		case wire.OpUnsub:
+			c.onUnsub(ev)
+		case wire.OpPing:
+			c.onPing()
+		case wire.OpPong:
+			c.onPong()
+		case wire.OpConnect:
+			c.onConnect(ev.Arg)
+		}
+	}
+	c.activity.Store(time.Now().UnixNano())
+	if msgs > 0 {
+		c.inMsgs.Add(msgs)
+		c.inBytes.Add(octets)
+		c.srv.inMsgs.Add(msgs)
+		c.srv.inBytes.Add(octets)
+	}
+	return r, need
+}
+
+// endBatch does what is due after the octets of one read.
+func (c *client) endBatch() {
+	p := c.pub
+	if p.handled {
+		p.handled = false
+		if f := c.srv.opts.AfterRead; f != nil {
+			f()
+		}
+	}
+	if len(p.dirty) > 0 {
+		p.flush(true)
+	}
+}
+
+var (
+	lineOK   = []byte("+OK\r\n")
+	linePing = []byte("PING\r\n")
+	linePong = []byte("PONG\r\n")
+)
+
+// reply queues protocol text for this client; it is flushed with the batch.
+func (c *client) reply(text []byte) {
+	o := &c.out
+	o.mu.Lock()
+	if !o.closed {
+		copy(o.room(len(text)), text)
+		c.pub.touch(c)
+	}
+	o.mu.Unlock()
+}
+
+func (c *client) ok() {
+	if c.verbose {
+		c.reply(lineOK)
+	}
+}
+
+// sendErr queues an error and flushes it. The connection stays.
+func (c *client) sendErr(text string) {
+	line := make([]byte, 0, len(text)+10)
+	line = append(append(append(line, "-ERR '"...), text...), "'\r\n"...)
+	o := &c.out
+	o.mu.Lock()
+	if !o.closed {
+		copy(o.room(len(line)), line)
+	}
+	o.mu.Unlock()
+	c.flush()
+}
+
+// fail sends err and ends the connection.
+func (c *client) fail(err *wire.Error) { c.finish(err, err.Error()) }
+
+// finish sends text, if any, as error and ends the connection.
+func (c *client) finish(why error, text string) {
+	if c.closing.Swap(true) {
+		return
+	}
+	c.because(why)
+	o := &c.out
+	o.mu.Lock()
+	if o.closed {
+		o.mu.Unlock()
+		return
+	}
+	if text != "" {
+		line := "-ERR '" + text + "'\r\n"
+		copy(o.room(len(line)), line)
+	}
+	o.closed, o.finish = true, true
+	idle := !o.flushing && len(o.segs) == 0
+	o.mu.Unlock()
+	if idle {
+		c.halfClose()
+		return
+	}
+	c.flush()
+}
+
+// halfClose ends the sending side; the read loop ends soon after.
+func (c *client) halfClose() {
+	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTime))
+	if hc, ok := c.conn.(interface{ CloseWrite() error }); !ok || hc.CloseWrite() != nil {
+		_ = c.conn.Close()
+	}
+}
+
+// disconnect ends the connection at once. The read loop cleans up.
+func (c *client) disconnect(why error) {
+	c.closing.Store(true)
+	c.because(why)
+	o := &c.out
+	o.mu.Lock()
+	o.closed = true
+	o.drop()
+	o.mu.Unlock()
+	_ = c.conn.Close()
+}
+
+func (c *client) because(why error) {
+	c.mu.Lock()
+	if c.why == nil {
+		c.why = why
+	}
+	c.mu.Unlock()
+}
+
+// due ends clients that do something before they are authenticated.
+func (c *client) due() bool {
+	if c.awaiting {
+		c.srv.authErrors.Add(1)
+		c.fail(wire.ErrAuthorization)
+		return true
+	}
+	return false
+}
+
+func (c *client) onPing() {
+	if c.due() {
+		return
+	}
+	c.reply(linePong)
+}
+
+func (c *client) onPong() {
+	c.mu.Lock()
+	if c.pings > 0 && !c.pinged.IsZero() {
+		c.rtt.Store(int64(time.Since(c.pinged)))
+	}
+	c.pings = 0
+	c.mu.Unlock()
+}
+
+func (c *client) onConnect(doc []byte) {
+	arg := connectArg{Echo: true, Verbose: true, Pedantic: true}
+	if err := json.Unmarshal(doc, &arg); err != nil {
+		c.fail(wire.ErrParser)
+		return
+	}
+	if arg.Protocol < 0 || arg.Protocol > 1 {
+		c.fail(wire.ErrProtocol)
+		return
+	}
+	if arg.NoResponders && !arg.Headers {
+		c.fail(wire.ErrNoResponders)
+		return
+	}
+	if c.awaiting || !c.connected {
+		user, ok := c.srv.auth.check(&arg, c.nonce)
+		if !ok {
+			c.srv.authErrors.Add(1)
+			c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.conn.RemoteAddr())
+			c.fail(wire.ErrAuthorization)
+			return
+		}
+		c.awaiting = false
+		if c.authDue != nil {
+			c.authDue.Stop()
+		}
+		info := *c.info.Load()
+		if user != nil {
+			info.User = user.Name
+			if info.User == "" {
+				info.User = user.NKey
+			}
+			c.perms = newPerms(user.Permissions)
+		} else if len(arg.Token) == 0 {
+			info.User = arg.User
+		}
+		info.Name, info.Lang, info.Version, info.Headers = arg.Name, arg.Lang, arg.Version, arg.Headers
+		c.info.Store(&info)
+		c.connected = true
+	}
+	c.verbose, c.echo, c.noResp = arg.Verbose, arg.Echo, arg.NoResponders
+	c.headers.Store(arg.Headers)
+	c.ok()
+}
+
+func (c *client) onPub(ev *wire.Event) {
+	if c.due() {
+		return
+	}
+	if ev.HasHdr && !c.headers.Load() {
+		c.fail(wire.ErrHeaders)
+		return
+	}
+	p := c.pub
+	e := p.cache.Lookup(ev.Subject)
+	switch {
+	case e.Note&notePermitted != 0:
+	case e.Note&noteValid == 0:
+		c.sendErrSoon(wire.ErrPublishSubject.Error())
+		return
+	case !c.mayRespond(ev.Subject):
+		c.violation("Permissions Violation for Publish to " + strconv.Quote(string(ev.Subject)))
+		return
+	}
+	c.ok()
+	if !p.route(e, ev.Subject, ev.Reply, ev.Header, ev.Data) && c.noResp && len(ev.Reply) > 0 {
+		c.noResponders(ev.Subject, ev.Reply)
+	}
+}
+
+// sendErrSoon queues an error that is flushed with the batch.
+func (c *client) sendErrSoon(text string) {
+	c.reply([]byte("-ERR '" + text + "'\r\n"))
+}
+
+func (c *client) violation(text string) {
+	c.log.Warn("client violates its permissions", "cid", c.info.Load().ID, "user", c.info.Load().User, "violation", text)
+	c.sendErrSoon(text)
+}
+
+// noResponders tells the client that nobody got its request.
+func (c *client) noResponders(subj, reply []byte) {
+	var sub *subscription
+	e := c.pub.cache.Lookup(reply)
+	for _, s := range e.Plain {
+		if s.c == c {
+			sub = s
+			break
+		}
+	}
+	if sub == nil {
+		for _, g := range e.Queues {
+			for _, s := range g.Members {
+				if s.c == c {
+					sub = s
+				}
+			}
+		}
+	}
+	if sub == nil {
+		return
+	}
+	hdr := wire.AppendStatus(c.pub.scratch[:0], 503, "", "Nats-Subject", string(subj))
+	c.pub.scratch = hdr
+	c.pub.begin(reply, nil, hdr, nil)
+	c.pub.status = true
+	c.pub.deliver(sub)
+	c.pub.status = false
+	c.pub.end()
+}
+
+func (c *client) onSub(ev *wire.Event) {
+	if c.due() {
+		return
+	}
+	if !subject.Valid(ev.Subject) {
+		c.sendErrSoon(wire.ErrSubject.Error())
+		return
+	}
+	sub := &subscription{c: c, acc: c.acc, subject: string(ev.Subject), queue: string(ev.Queue), sid: bytes.Clone(ev.SID)}
+	if c.perms != nil {
+		ok, filter := c.perms.maySubscribe(sub.subject, sub.queue)
+		if !ok {
+			text := "Permissions Violation for Subscription to " + strconv.Quote(sub.subject)
+			if sub.queue != "" {
+				text += " using queue " + strconv.Quote(sub.queue)
+			}
+			c.violation(text)
+			return
+		}
+		sub.filter = filter
+	}
+	c.mu.Lock()
+	if _, dup := c.subs[string(ev.SID)]; dup {
+		c.mu.Unlock()
+		c.ok() // as nats-server: the first one stays
+		return
+	}
+	if m := c.srv.opts.MaxSubs; m > 0 && len(c.subs) >= m {
+		c.mu.Unlock()
+		c.sendErrSoon(wire.ErrMaxSubs.Error())
+		return
+	}
+	c.subs[string(sub.sid)] = sub
+	c.mu.Unlock()
+	c.acc.insert(sub)
+	c.ok()
+}
+
+func (c *client) onUnsub(ev *wire.Event) {
+	if c.due() {
+		return
+	}
+	c.mu.Lock()
+	sub := c.subs[string(ev.SID)]
+	c.mu.Unlock()
+	if sub != nil {
+		end := ev.Max == 0
+		if !end {
+			c.out.mu.Lock()
+			sub.max = ev.Max
+			end = sub.delivered >= ev.Max
+			c.out.mu.Unlock()
+		}
+		if end {
+			c.unsubscribe(sub)
+		}
+	}
+	c.ok()
+}
+
+// unsubscribe takes sub out; no message is delivered to it any more. It may be
+// called from any goroutine, more than once.
+func (c *client) unsubscribe(sub *subscription) {
+	if sub.closed.Swap(true) {
+		return
+	}
+	// Deliveries check the flag with the lock held.
+	c.out.mu.Lock()
+	c.out.mu.Unlock() //nolint:staticcheck // waits for a delivery under way
+	c.mu.Lock()
+	if c.subs[string(sub.sid)] == sub {
+		delete(c.subs, string(sub.sid))
+	}
+	c.mu.Unlock()
+	c.acc.remove(sub)
+}
+
+// pingTick sends a PING, or finds that the client does not answer.
+func (c *client) pingTick() {
+	if c.closing.Load() {
+		return
+	}
+	act := c.activity.Load()
+	c.mu.Lock()
+	if act != c.seenAct {
+		c.seenAct = act
+		c.pings = 0
+	}
+	stale := c.pings >= c.srv.opts.MaxPingsOut
+	if !stale {
+		c.pings++
+		c.pinged = time.Now()
+		if c.pinger != nil {
+			c.pinger.Reset(c.srv.opts.PingInterval)
+		}
+	}
+	c.mu.Unlock()
+	if stale {
+		c.srv.stale.Add(1)
+		c.fail(wire.ErrStale)
+		return
+	}
+	o := &c.out
+	o.mu.Lock()
+	if !o.closed {
+		copy(o.room(len(linePing)), linePing)
+	}
+	o.mu.Unlock()
+	c.flush()
+}

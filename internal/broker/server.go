@@ -1,35 +1,349 @@
 package broker
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
 	"net"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
+
+	"github.com/nats-io/nkeys"
+
+	"petiole/internal/wire"
 )
+
+// ErrServerClosed says that the server has been shut down or not started.
+var ErrServerClosed = errors.New("server closed")
 
 // Server is a NATS server. Create it with [New], then [Server.Start] it.
 type Server struct {
-	opts Options
-	acc  *Account
+	opts  Options
+	id    string
+	acc   *Account
+	auth  *auth
+	log   *slog.Logger
+	start time.Time
+
+	stallFrom, stallUntil int64
+
+	mu      sync.Mutex
+	ln      net.Listener
+	closed  bool
+	clients map[uint64]*client
+	serving sync.WaitGroup // accept loop and clients
+
+	lastID atomic.Uint64
+
+	total, inMsgs, inBytes, outMsgs, outBytes    atomic.Uint64
+	slow, stalls, stale, authErrors, protoErrors atomic.Uint64
 }
 
 // New checks the options and makes a server that does not listen yet.
 // Handlers may be registered before Start.
 func New(opts Options) (*Server, error) {
-	return &Server{opts: opts, acc: &Account{}}, nil
+	o := &opts
+	o.Host = cmp.Or(o.Host, "0.0.0.0")
+	o.Port = cmp.Or(o.Port, DefaultPort)
+	o.Version = cmp.Or(o.Version, DefaultVersion)
+	o.MaxPayload = cmp.Or(o.MaxPayload, DefaultMaxPayload)
+	o.MaxControlLine = cmp.Or(o.MaxControlLine, DefaultMaxControlLine)
+	o.MaxPending = cmp.Or(o.MaxPending, DefaultMaxPending)
+	o.MaxConn = cmp.Or(o.MaxConn, DefaultMaxConn)
+	o.PingInterval = cmp.Or(o.PingInterval, DefaultPingInterval)
+	o.MaxPingsOut = cmp.Or(o.MaxPingsOut, DefaultMaxPingsOut)
+	o.WriteDeadline = cmp.Or(o.WriteDeadline, DefaultWriteDeadline)
+	o.AuthTimeout = cmp.Or(o.AuthTimeout, DefaultAuthTimeout)
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	switch {
+	case o.Port < -1 || o.Port > 65535:
+		return nil, fmt.Errorf("port %d: not a TCP port; use 1 to 65535, or -1 for any free one", o.Port)
+	case o.MaxPayload < 0 || o.MaxPayload > maxMaxPayload:
+		return nil, fmt.Errorf("max_payload %d: not between 1 and %d octets", o.MaxPayload, maxMaxPayload)
+	case o.MaxControlLine < 64:
+		return nil, fmt.Errorf("max_control_line %d: less than 64 octets", o.MaxControlLine)
+	case o.MaxPending < int64(o.MaxPayload):
+		return nil, fmt.Errorf("max_pending %d: less than max_payload (%d), so that no client could get the largest message", o.MaxPending, o.MaxPayload)
+	}
+	au, err := newAuth(o)
+	if err != nil {
+		return nil, err
+	}
+	kp, err := nkeys.CreateServer()
+	if err != nil {
+		return nil, fmt.Errorf("make server id: %w", err)
+	}
+	id, err := kp.PublicKey()
+	if err != nil {
+		return nil, fmt.Errorf("make server id: %w", err)
+	}
+	kp.Wipe() // only the name is used
+	o.ServerName = cmp.Or(o.ServerName, id)
+	s := &Server{
+		opts: opts, id: id, auth: au, log: o.Log, clients: make(map[uint64]*client), start: time.Now(),
+		stallFrom: min(stallFrom, o.MaxPending/4),
+	}
+	s.stallUntil = s.stallFrom / 2
+	s.acc = newAccount(s, "$G")
+	return s, nil
 }
 
+// maxMaxPayload is the largest max_payload, as in nats-server.
+const maxMaxPayload = 64 << 20
+
 // Start listens and serves clients in the background until [Server.Shutdown].
-func (s *Server) Start() error { return nil }
+func (s *Server) Start() error {
+	addr := net.JoinHostPort(s.opts.Host, strconv.Itoa(max(s.opts.Port, 0)))
+	ln, err := net.Listen("tcp", addr)
+	if err != nil {
+		return listenError(addr, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		_ = ln.Close()
+		return ErrServerClosed
+	}
+	s.ln = ln
+	s.serving.Add(1)
+	go s.acceptLoop(ln)
+	return nil
+}
+
+// listenError says what can be done about err.
+func listenError(addr string, err error) error {
+	var dns *net.DNSError
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("listen for clients on %s: address already in use; stop the process that uses it (\"ss -ltnp\" names it) or set another port: %w", addr, err)
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("listen for clients on %s: not permitted; ports below 1024 need privileges, set a higher port: %w", addr, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return fmt.Errorf("listen for clients on %s: this machine does not have that address; set host to one that it has, or to 0.0.0.0: %w", addr, err)
+	case errors.As(err, &dns):
+		return fmt.Errorf("listen for clients on %s: host name can not be resolved; set host to an address of this machine: %w", addr, err)
+	}
+	return fmt.Errorf("listen for clients on %s: %w", addr, err)
+}
+
+func (s *Server) acceptLoop(ln net.Listener) {
+	defer s.serving.Done()
+	const most = time.Second
+	pause := 5 * time.Millisecond
+	for {
+		conn, err := ln.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of file descriptors, mostly: clients that leave free some.
+			s.log.Error("clients can not be accepted for the moment", "err", err, "retry_in", pause)
+			time.Sleep(pause)
+			pause = min(2*pause, most)
+			continue
+		}
+		pause = 5 * time.Millisecond
+		s.accept(conn)
+	}
+}
+
+func (s *Server) accept(conn net.Conn) {
+	c := &client{
+		srv: s, acc: s.acc, conn: conn, log: s.log, start: time.Now(), echo: true, verbose: true,
+		subs: make(map[string]*subscription), awaiting: s.auth.required(), tls: s.opts.TLS != nil,
+	}
+	info := &ClientInfo{ID: s.lastID.Add(1), c: c}
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		info.IP, info.Port = a.IP.String(), a.Port
+	}
+	c.info.Store(info)
+	c.activity.Store(c.start.UnixNano())
+	c.out.low = s.stallUntil
+	c.pub = newPublisher(s.acc, c)
+	if len(s.auth.nkeys) > 0 {
+		var b [11]byte
+		_, _ = rand.Read(b[:]) // never fails
+		c.nonce = base64.RawURLEncoding.EncodeToString(b[:])
+	}
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		_ = conn.Close()
+		return
+	}
+	full := len(s.clients) >= s.opts.MaxConn
+	s.clients[info.ID] = c
+	s.serving.Add(1)
+	s.mu.Unlock()
+	s.total.Add(1)
+	go s.serve(c, full)
+}
+
+// serve is the life of a client.
+func (s *Server) serve(c *client, full bool) {
+	defer s.serving.Done()
+	id := c.info.Load().ID
+	_ = c.conn.SetWriteDeadline(time.Now().Add(s.opts.WriteDeadline))
+	_, err := c.conn.Write(s.infoLine(c))
+	_ = c.conn.SetWriteDeadline(time.Time{})
+	if err == nil && c.tls {
+		err = c.handshake(s.opts.TLS)
+	} else {
+		c.raw = newDirectWriter(c.conn)
+	}
+	if err == nil {
+		c.mu.Lock()
+		c.pinger = time.AfterFunc(s.opts.PingInterval, c.pingTick)
+		if c.awaiting {
+			c.authDue = time.AfterFunc(s.opts.AuthTimeout, func() {
+				s.authErrors.Add(1)
+				c.fail(wire.ErrAuthTimeout)
+			})
+		}
+		c.mu.Unlock()
+		if full {
+			c.fail(wire.ErrMaxConn)
+		}
+		err = c.readLoop()
+	}
+	c.disconnect(err)
+
+	c.mu.Lock()
+	if c.pinger != nil {
+		c.pinger.Stop()
+	}
+	if c.authDue != nil {
+		c.authDue.Stop()
+	}
+	subs := make([]*subscription, 0, len(c.subs))
+	for _, sub := range c.subs {
+		subs = append(subs, sub)
+	}
+	why := c.why
+	c.mu.Unlock()
+	for _, sub := range subs {
+		c.unsubscribe(sub)
+	}
+	s.mu.Lock()
+	delete(s.clients, id)
+	s.mu.Unlock()
+
+	info := c.info.Load()
+	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.conn.RemoteAddr().String())
+	var we *wire.Error
+	switch {
+	case why == nil || errors.Is(why, errShutdown) || errors.Is(why, io.EOF):
+		l.Debug("client left")
+	case errors.Is(why, errSlowDeadline) || errors.Is(why, errSlowPending):
+		s.slow.Add(1)
+		l.Warn("client disconnected: it does not keep up", "reason", why)
+	case errors.As(why, &we):
+		if we != wire.ErrAuthorization && we != wire.ErrAuthTimeout && we != wire.ErrStale && we != wire.ErrMaxConn {
+			s.protoErrors.Add(1)
+		}
+		l.Warn("client disconnected", "reason", why)
+	default:
+		l.Debug("client connection lost", "err", why)
+	}
+}
+
+// handshake turns the connection into a TLS connection.
+func (c *client) handshake(cfg *tls.Config) error {
+	tc := tls.Server(c.conn, cfg)
+	ctx, cancel := context.WithTimeout(context.Background(), c.srv.opts.AuthTimeout)
+	defer cancel()
+	if err := tc.HandshakeContext(ctx); err != nil {
+		return fmt.Errorf("TLS handshake: %w", err)
+	}
+	c.out.mu.Lock()
+	c.conn = tc
+	c.out.mu.Unlock()
+	return nil
+}
+
+// info is the document of INFO.
+type info struct {
+	ID          string   `json:"server_id"`
+	Name        string   `json:"server_name"`
+	Version     string   `json:"version"`
+	Proto       int      `json:"proto"`
+	GitCommit   string   `json:"git_commit,omitempty"`
+	Go          string   `json:"go"`
+	Host        string   `json:"host"`
+	Port        int      `json:"port"`
+	Headers     bool     `json:"headers"`
+	Auth        bool     `json:"auth_required,omitempty"`
+	TLS         bool     `json:"tls_required,omitempty"`
+	TLSVerify   bool     `json:"tls_verify,omitempty"`
+	MaxPayload  int      `json:"max_payload"`
+	JetStream   bool     `json:"jetstream,omitempty"`
+	ClientID    uint64   `json:"client_id"`
+	ClientIP    string   `json:"client_ip,omitempty"`
+	Nonce       string   `json:"nonce,omitempty"`
+	ConnectURLs []string `json:"connect_urls,omitempty"`
+	APILevel    int      `json:"api_lvl,omitempty"`
+}
+
+func (s *Server) infoLine(c *client) []byte {
+	ci := c.info.Load()
+	port := s.opts.Port
+	if a, ok := s.Addr().(*net.TCPAddr); ok {
+		port = a.Port
+	}
+	doc, _ := json.Marshal(info{ // can not fail: plain fields
+		ID: s.id, Name: s.opts.ServerName, Version: s.opts.Version, Proto: 1, GitCommit: s.opts.GitCommit,
+		Go: runtime.Version(), Host: s.opts.Host, Port: port, Headers: true, Auth: s.auth.required(),
+		TLS: s.opts.TLS != nil, TLSVerify: s.opts.TLS != nil && s.opts.TLS.ClientAuth >= tls.RequireAnyClientCert,
+		MaxPayload: s.opts.MaxPayload, JetStream: s.opts.JetStream, ClientID: ci.ID, ClientIP: ci.IP,
+		Nonce: c.nonce, ConnectURLs: s.opts.ConnectURLs, APILevel: s.opts.APILevel,
+	})
+	return slices.Concat([]byte("INFO "), doc, lineEnd)
+}
 
 // Addr returns the address listened on; nil before Start.
-func (s *Server) Addr() net.Addr { return nil }
+func (s *Server) Addr() net.Addr {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ln == nil {
+		return nil
+	}
+	return s.ln.Addr()
+}
 
 // ClientURL returns a URL under which clients on this machine reach the
-// server, such as "nats://127.0.0.1:4222".
-func (s *Server) ClientURL() string { return "" }
+// server, such as "nats://127.0.0.1:4222"; empty before Start.
+func (s *Server) ClientURL() string {
+	a, ok := s.Addr().(*net.TCPAddr)
+	if !ok {
+		return ""
+	}
+	host := a.IP.String()
+	if a.IP.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	scheme := "nats://"
+	if s.opts.TLS != nil {
+		scheme = "tls://"
+	}
+	return scheme + net.JoinHostPort(host, strconv.Itoa(a.Port))
+}
 
 // ID returns the server id, a public server nkey ("N...").
-func (s *Server) ID() string { return "" }
+func (s *Server) ID() string { return s.id }
 
 // Name returns the server name, by default the id.
 func (s *Server) Name() string { return s.opts.ServerName }
@@ -39,8 +353,38 @@ func (s *Server) Account() *Account { return s.acc }
 
 // Shutdown stops listening, sends what is queued and disconnects all clients.
 // When ctx ends first, the remaining clients are cut off and its error is
-// returned. Internal handlers are not called once it has returned.
-func (s *Server) Shutdown(ctx context.Context) error { return nil }
+// returned. Internal handlers are not called by clients once it has returned.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.closed = true
+	ln := s.ln
+	clients := make([]*client, 0, len(s.clients))
+	for _, c := range s.clients {
+		clients = append(clients, c)
+	}
+	s.mu.Unlock()
+	if ln != nil {
+		_ = ln.Close()
+	}
+	for _, c := range clients {
+		c.finish(errShutdown, "")
+	}
+	done := make(chan struct{})
+	go func() {
+		s.serving.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	for _, c := range clients {
+		c.disconnect(errShutdown)
+	}
+	<-done
+	return fmt.Errorf("shut down: clients were cut off: %w", ctx.Err())
+}
 
 // Stats is a snapshot of the server's counters.
 type Stats struct {
@@ -48,7 +392,7 @@ type Stats struct {
 	Connections   int    // now
 	TotalConns    uint64 // since Start
 	Subscriptions int    // now, internal ones included
-	InMsgs        uint64
+	InMsgs        uint64 // from clients
 	InBytes       uint64 // header and data
 	OutMsgs       uint64 // to clients
 	OutBytes      uint64
@@ -60,7 +404,17 @@ type Stats struct {
 }
 
 // Stats returns the server's counters.
-func (s *Server) Stats() Stats { return Stats{} }
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	conns := len(s.clients)
+	s.mu.Unlock()
+	return Stats{
+		Start: s.start, Connections: conns, TotalConns: s.total.Load(), Subscriptions: s.acc.index.Len(),
+		InMsgs: s.inMsgs.Load(), InBytes: s.inBytes.Load(), OutMsgs: s.outMsgs.Load(), OutBytes: s.outBytes.Load(),
+		SlowConsumers: s.slow.Load(), Stalls: s.stalls.Load(), StaleConns: s.stale.Load(),
+		AuthErrors: s.authErrors.Load(), ProtoErrors: s.protoErrors.Load(),
+	}
+}
 
 // ConnInfo describes a client connection for monitoring.
 type ConnInfo struct {
@@ -78,4 +432,27 @@ type ConnInfo struct {
 }
 
 // Conns returns the clients connected now, by ID.
-func (s *Server) Conns() []ConnInfo { return nil }
+func (s *Server) Conns() []ConnInfo {
+	s.mu.Lock()
+	clients := make([]*client, 0, len(s.clients))
+	for _, c := range s.clients {
+		clients = append(clients, c)
+	}
+	s.mu.Unlock()
+	list := make([]ConnInfo, 0, len(clients))
+	for _, c := range clients {
+		ci := ConnInfo{
+			ClientInfo: *c.info.Load(), Start: c.start, LastActivity: time.Unix(0, c.activity.Load()),
+			RTT: time.Duration(c.rtt.Load()), InMsgs: c.inMsgs.Load(), InBytes: c.inBytes.Load(), TLS: c.tls,
+		}
+		c.mu.Lock()
+		ci.Subscriptions = len(c.subs)
+		c.mu.Unlock()
+		c.out.mu.Lock()
+		ci.Pending, ci.OutMsgs, ci.OutBytes = c.out.pending, c.out.msgs, c.out.octets
+		c.out.mu.Unlock()
+		list = append(list, ci)
+	}
+	slices.SortFunc(list, func(a, b ConnInfo) int { return cmp.Compare(a.ID, b.ID) })
+	return list
+}

@@ -1,19 +1,331 @@
 package subject
 
-// Index finds the subscriptions that match a literal subject. V is what a
-// subscription is to the owner, typically a pointer; the same value may be
-// inserted once per subject and queue. An Index may be used concurrently.
-type Index[V comparable] struct{}
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
 
-// Result is the outcome of a lookup. Its slices are reused by the next lookup
-// into the same Result.
-type Result[V comparable] struct {
-	Plain  []V        // subscriptions without queue group
-	Queues []Group[V] // queue groups with at least one matching member
+// ErrInvalid says that a subject is not well-formed.
+var ErrInvalid = errors.New("invalid subject")
+
+// Index finds the subscriptions that match a literal subject. V is what a
+// subscription is to the owner, typically a pointer. An Index may be used
+// concurrently; lookups do not exclude each other. The zero value is an empty
+// Index ready for use.
+//
+// Subjects form a tree of tokens, with "*" and ">" beside the literal ones, so
+// that a lookup visits at most two branches per token and the cost does not
+// depend on the number of subscriptions that do not match.
+type Index[V comparable] struct {
+	mu   sync.RWMutex
+	gen  atomic.Uint64 // number of changes; starts at 0
+	root level[V]
+	n    int
 }
 
-// Group is a queue group.
+// level holds the nodes for one token position.
+type level[V comparable] struct {
+	lit  map[string]*node[V]
+	star *node[V] // "*"
+	tail *node[V] // ">"
+}
+
+// node holds what is subscribed to the subject that ends here.
+type node[V comparable] struct {
+	next   *level[V]
+	plain  []V
+	queues []Group[V]
+}
+
+// Group is a queue group: one of Members is to get a message.
 type Group[V comparable] struct {
 	Name    string
 	Members []V
 }
+
+// Result is the outcome of a lookup. A lookup into a Result reuses its memory.
+type Result[V comparable] struct {
+	Plain  []V        // subscriptions without queue group
+	Queues []Group[V] // one per queue group with a matching member
+}
+
+// Empty reports whether nothing matched.
+func (r *Result[V]) Empty() bool { return len(r.Plain) == 0 && len(r.Queues) == 0 }
+
+// reset empties r but keeps its memory, also that of the groups.
+func (r *Result[V]) reset() {
+	clear(r.Plain)
+	r.Plain = r.Plain[:0]
+	for i := range r.Queues {
+		clear(r.Queues[i].Members)
+	}
+	r.Queues = r.Queues[:0]
+}
+
+func (r *Result[V]) add(n *node[V]) {
+	r.Plain = append(r.Plain, n.plain...)
+next:
+	for i := range n.queues {
+		g := &n.queues[i]
+		for j := range r.Queues {
+			if r.Queues[j].Name == g.Name {
+				r.Queues[j].Members = append(r.Queues[j].Members, g.Members...)
+				continue next
+			}
+		}
+		if k := len(r.Queues); k < cap(r.Queues) {
+			r.Queues = r.Queues[:k+1]
+			r.Queues[k].Name = g.Name
+			r.Queues[k].Members = append(r.Queues[k].Members[:0], g.Members...)
+		} else {
+			r.Queues = append(r.Queues, Group[V]{g.Name, slices.Clone(g.Members)})
+		}
+	}
+}
+
+// Generation changes with every change of the index. A result is up to date
+// for as long as the generation read before its lookup stays.
+func (x *Index[V]) Generation() uint64 { return x.gen.Load() }
+
+// Len returns the number of subscriptions.
+func (x *Index[V]) Len() int {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.n
+}
+
+// Insert adds v under subject, which may have wildcards, in queue group queue
+// (empty: none). The strings are copied.
+func (x *Index[V]) Insert(subject, queue string, v V) error {
+	if !Valid(subject) {
+		return fmt.Errorf("subscribe to %q: %w", subject, ErrInvalid)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	n := x.root.node(subject)
+	if queue == "" {
+		n.plain = append(n.plain, v)
+	} else {
+		i := slices.IndexFunc(n.queues, func(g Group[V]) bool { return g.Name == queue })
+		if i < 0 {
+			i = len(n.queues)
+			n.queues = append(n.queues, Group[V]{Name: string([]byte(queue))})
+		}
+		n.queues[i].Members = append(n.queues[i].Members, v)
+	}
+	x.n++
+	x.gen.Add(1)
+	return nil
+}
+
+// node returns the node of subject, made if need be.
+func (l *level[V]) node(subject string) *node[V] {
+	for {
+		tok, rest, more := next(subject)
+		var n *node[V]
+		switch tok {
+		case "*":
+			if l.star == nil {
+				l.star = new(node[V])
+			}
+			n = l.star
+		case ">":
+			if l.tail == nil {
+				l.tail = new(node[V])
+			}
+			n = l.tail
+		default:
+			n = l.lit[tok]
+			if n == nil {
+				if l.lit == nil {
+					l.lit = make(map[string]*node[V])
+				}
+				n = new(node[V])
+				l.lit[string([]byte(tok))] = n
+			}
+		}
+		if !more {
+			return n
+		}
+		if n.next == nil {
+			n.next = new(level[V])
+		}
+		l, subject = n.next, rest
+	}
+}
+
+// Remove takes v under subject and queue out again and reports whether it was
+// there.
+func (x *Index[V]) Remove(subject, queue string, v V) bool {
+	if !Valid(subject) {
+		return false
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.root.remove(subject, queue, v) {
+		return false
+	}
+	x.n--
+	x.gen.Add(1)
+	return true
+}
+
+// remove also prunes what has become empty on the way back.
+func (l *level[V]) remove(subject, queue string, v V) bool {
+	tok, rest, more := next(subject)
+	var n *node[V]
+	switch tok {
+	case "*":
+		n = l.star
+	case ">":
+		n = l.tail
+	default:
+		n = l.lit[tok]
+	}
+	if n == nil {
+		return false
+	}
+	if more {
+		if n.next == nil || !n.next.remove(rest, queue, v) {
+			return false
+		}
+		if n.next.empty() {
+			n.next = nil
+		}
+	} else if !n.remove(queue, v) {
+		return false
+	}
+	if n.next == nil && len(n.plain) == 0 && len(n.queues) == 0 {
+		switch tok {
+		case "*":
+			l.star = nil
+		case ">":
+			l.tail = nil
+		default:
+			delete(l.lit, tok)
+		}
+	}
+	return true
+}
+
+func (l *level[V]) empty() bool { return len(l.lit) == 0 && l.star == nil && l.tail == nil }
+
+func (n *node[V]) remove(queue string, v V) bool {
+	if queue == "" {
+		i := slices.Index(n.plain, v)
+		if i < 0 {
+			return false
+		}
+		n.plain = cut(n.plain, i)
+		return true
+	}
+	gi := slices.IndexFunc(n.queues, func(g Group[V]) bool { return g.Name == queue })
+	if gi < 0 {
+		return false
+	}
+	g := &n.queues[gi]
+	i := slices.Index(g.Members, v)
+	if i < 0 {
+		return false
+	}
+	if g.Members = cut(g.Members, i); len(g.Members) == 0 {
+		n.queues = slices.Delete(n.queues, gi, gi+1)
+	}
+	return true
+}
+
+// cut removes s[i] without keeping the order, and gives memory back that a
+// crowd long gone has left.
+func cut[V any](s []V, i int) []V {
+	last := len(s) - 1
+	s[i] = s[last]
+	clear(s[last:])
+	s = s[:last]
+	if cap(s) > 64 && len(s) < cap(s)/4 {
+		return append(make([]V, 0, cap(s)/2), s...)
+	}
+	return s
+}
+
+// Match looks the literal subject up and puts what matches into r.
+func (x *Index[V]) Match(subject string, r *Result[V]) {
+	r.reset()
+	x.mu.RLock()
+	x.root.match(subject, r)
+	x.mu.RUnlock()
+}
+
+// MatchBytes is [Index.Match] for bytes; subject is not kept.
+func (x *Index[V]) MatchBytes(subject []byte, r *Result[V]) {
+	x.Match(unsafe.String(unsafe.SliceData(subject), len(subject)), r)
+}
+
+func (l *level[V]) match(subject string, r *Result[V]) {
+	for {
+		if l.tail != nil {
+			r.add(l.tail)
+		}
+		tok, rest, more := next(subject)
+		lit := l.lit[tok]
+		if l.star != nil {
+			if !more {
+				r.add(l.star)
+			} else if l.star.next != nil {
+				l.star.next.match(rest, r)
+			}
+		}
+		if lit == nil {
+			return
+		}
+		if !more {
+			r.add(lit)
+			return
+		}
+		if lit.next == nil {
+			return
+		}
+		l, subject = lit.next, rest
+	}
+}
+
+// Any reports whether anything matches the literal subject.
+func (x *Index[V]) Any(subject string) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	return x.root.any(subject)
+}
+
+func (l *level[V]) any(subject string) bool {
+	for {
+		if l.tail != nil {
+			return true
+		}
+		tok, rest, more := next(subject)
+		if l.star != nil {
+			if !more {
+				if l.star.here() {
+					return true
+				}
+			} else if l.star.next != nil && l.star.next.any(rest) {
+				return true
+			}
+		}
+		lit := l.lit[tok]
+		if lit == nil {
+			return false
+		}
+		if !more {
+			return lit.here()
+		}
+		if lit.next == nil {
+			return false
+		}
+		l, subject = lit.next, rest
+	}
+}
+
+func (n *node[V]) here() bool { return len(n.plain) > 0 || len(n.queues) > 0 }
