@@ -1,0 +1,344 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"petiole/internal/config"
+)
+
+// Program describes what makes a program edge or hub.
+type Program struct {
+	Program config.Program
+	Short   string // one line of help
+	Long    string // the rest of it
+	// Link starts the program's end of the link, or returns nil if none is
+	// configured. Its error has an exit code.
+	Link func(*Node) (Link, error)
+	// Commands adds subcommands to the program's own.
+	Commands func(root *cobra.Command, f *Flags)
+}
+
+// Flags are the flags of the bare command, as nats-server has them.
+type Flags struct {
+	program Program
+
+	Config   string
+	Addr     string
+	Port     int
+	Name     string
+	JS       bool
+	StoreDir string
+	Debug    bool
+	Trace    bool
+	LogTime  bool
+	Log      string
+	PID      string
+	User     string
+	Pass     string
+	Token    string
+	Test     bool
+	Socket   string
+	version  bool
+}
+
+// Main runs the program with the process's arguments and ends the process.
+func Main(p Program) {
+	os.Exit(Run(p, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// Run runs the program with args and returns its exit code.
+func Run(p Program, args []string, stdout, stderr io.Writer) int {
+	name := p.Program.String()
+	args, err := Args(args)
+	if err == nil {
+		root := Command(p)
+		root.SetArgs(args)
+		root.SetOut(stdout)
+		root.SetErr(stderr)
+		err = root.ExecuteContext(context.Background())
+	}
+	if err == nil {
+		return ExitOK
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(stderr, "%s: %s\n", name, line)
+	}
+	if ExitCode(err) == ExitUsage {
+		fmt.Fprintf(stderr, "%s: see %s --help\n", name, name)
+	}
+	return ExitCode(err)
+}
+
+// Command returns the program's command: without a subcommand it serves.
+func Command(p Program) *cobra.Command {
+	f := &Flags{program: p}
+	root := &cobra.Command{
+		Use:           p.Program.String(),
+		Short:         p.Short,
+		Long:          p.Long,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return Exit(ExitUsage, fmt.Errorf("unknown command %q%s", args[0], suggest(cmd, args[0])))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.version {
+				fmt.Fprintln(cmd.OutOrStdout(), VersionLine(p.Program.String()))
+				return nil
+			}
+			return serve(cmd, f)
+		},
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return Exit(ExitUsage, err) })
+	root.SuggestionsMinimumDistance = 2
+
+	shared := root.PersistentFlags()
+	shared.StringVarP(&f.Config, "config", "c", "", "configuration `file`")
+	shared.StringVar(&f.StoreDir, "store_dir", "", "store `directory` of JetStream (-sd)")
+	shared.StringVar(&f.Socket, "socket", "", "admin socket, if not in the store directory (`path`; for status and the like)")
+	shared.SortFlags = false
+
+	own := root.Flags()
+	own.SortFlags = false
+	own.StringVarP(&f.Addr, "addr", "a", config.DefaultHost, "`address` to listen on (--net)")
+	own.IntVarP(&f.Port, "port", "p", config.DefaultPort, "`port` to listen on, -1 for one the system chooses")
+	own.StringVarP(&f.Name, "name", "n", "", "server `name`")
+	own.BoolVar(&f.JS, "jetstream", false, "turn JetStream on (-js)")
+	own.BoolVarP(&f.Debug, "debug", "D", false, "log more")
+	own.BoolVarP(&f.Trace, "trace", "V", false, "log the protocol")
+	own.BoolVarP(&f.LogTime, "logtime", "T", true, "log lines start with the time")
+	own.StringVarP(&f.Log, "log", "l", "", "log `file`")
+	own.StringVarP(&f.PID, "pid", "P", "", "`file` to write the process id to")
+	own.StringVar(&f.User, "user", "", "`user` that clients log in as")
+	own.StringVar(&f.Pass, "pass", "", "`password` of that user")
+	own.StringVar(&f.Token, "auth", "", "`token` that clients log in with")
+	own.BoolVarP(&f.Test, "test", "t", false, "check the configuration and exit")
+	own.BoolVarP(&f.version, "version", "v", false, "print the version and exit")
+	own.BoolP("help", "h", false, "print this help")
+
+	root.AddCommand(statusCommand(f))
+	if p.Commands != nil {
+		p.Commands(root, f)
+	}
+	for _, c := range allCommands(root) {
+		if c != root && c.Args == nil {
+			c.Args = func(cmd *cobra.Command, args []string) error {
+				if len(args) > 0 {
+					return Exit(ExitUsage, fmt.Errorf("%s takes no argument %q%s", cmd.CommandPath(), args[0], suggest(cmd, args[0])))
+				}
+				return nil
+			}
+		}
+	}
+	return root
+}
+
+func allCommands(c *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{c}
+	for _, sub := range c.Commands() {
+		all = append(all, allCommands(sub)...)
+	}
+	return all
+}
+
+// suggest names the subcommand that was meant, if one is near.
+func suggest(cmd *cobra.Command, typed string) string {
+	if near := cmd.SuggestionsFor(typed); len(near) > 0 {
+		return fmt.Sprintf("; did you mean %q?", near[0])
+	}
+	return ""
+}
+
+// Load reads the configuration file, if one is named, and lays the flags that
+// were given over it: the command line wins, as with nats-server.
+func (f *Flags) Load(cmd *cobra.Command) (*config.Config, error) {
+	cfg := config.Default()
+	if f.Config != "" {
+		var err error
+		if cfg, err = config.Load(f.Config, f.program.Program); err != nil {
+			return nil, err
+		}
+	}
+	given := cmd.Flags().Changed
+	if given("store_dir") {
+		if f.StoreDir == "" {
+			return nil, Exit(ExitUsage, errors.New("-sd needs a directory"))
+		}
+		cfg.JetStream.StoreDir = f.StoreDir
+	}
+	if given("addr") {
+		cfg.Host = f.Addr
+	}
+	if given("port") {
+		if f.Port < -1 || f.Port == 0 || f.Port > 65535 {
+			return nil, Exit(ExitUsage, fmt.Errorf("-p %d: accepted: 1 to 65535, or -1 for one the system chooses", f.Port))
+		}
+		cfg.Port = f.Port
+	}
+	if given("name") {
+		if f.Name == "" || strings.ContainsAny(f.Name, " \t\r\n") {
+			return nil, Exit(ExitUsage, fmt.Errorf("-n %q: accepted: a name without blanks", f.Name))
+		}
+		cfg.ServerName = f.Name
+	}
+	if given("jetstream") {
+		cfg.JetStream.Enabled = f.JS
+	}
+	if given("debug") {
+		cfg.Log.Debug = f.Debug
+	}
+	if given("trace") {
+		cfg.Log.Trace = f.Trace
+	}
+	if given("logtime") {
+		cfg.Log.Time = f.LogTime
+	}
+	if given("log") {
+		cfg.Log.File = f.Log
+	}
+	if given("pid") {
+		cfg.PIDFile = f.PID
+	}
+	if given("user") || given("pass") {
+		if f.User == "" || f.Pass == "" {
+			return nil, Exit(ExitUsage, errors.New("--user and --pass are needed together"))
+		}
+		cfg.Auth = config.Authorization{User: f.User, Password: f.Pass, Timeout: cfg.Auth.Timeout}
+	}
+	if given("auth") {
+		cfg.Auth = config.Authorization{Token: f.Token, Timeout: cfg.Auth.Timeout}
+	}
+	return cfg, nil
+}
+
+// SocketPath finds the admin socket of a running program from the same flags
+// and files that the program was started with.
+func (f *Flags) SocketPath(cmd *cobra.Command) (string, error) {
+	if f.Socket != "" {
+		return f.Socket, nil
+	}
+	cfg, err := f.Load(cmd)
+	if err != nil {
+		return "", err
+	}
+	if cfg.JetStream.StoreDir == "" {
+		dir, err := defaultStoreDir(f.program.Program)
+		if err != nil {
+			return "", Exit(ExitConfig, err)
+		}
+		cfg.JetStream.StoreDir = dir
+	}
+	return SocketPath(cfg), nil
+}
+
+// serve is the bare command: it runs until a signal or a storage failure.
+func serve(cmd *cobra.Command, f *Flags) error {
+	cfg, err := f.Load(cmd)
+	if err != nil {
+		return err
+	}
+	if f.Test {
+		fmt.Fprintf(cmd.OutOrStdout(), "configuration of %s is valid\n", f.program.Program)
+		return nil
+	}
+	log, reopen, err := newLogger(cfg.Log, cmd.ErrOrStderr())
+	if err != nil {
+		return err
+	}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals)...)
+	defer signal.Stop(signals)
+
+	n, err := Start(f.program, cfg, log)
+	if err != nil {
+		if cfg.Log.File != "" {
+			log.Error("not started", "error", err)
+		}
+		return err
+	}
+	n.announce()
+	for {
+		select {
+		case err := <-n.Failed():
+			// Nothing may be acknowledged any more, and nothing in memory is
+			// worth saving: what was acknowledged is on disk. Leave at once, so
+			// that a service manager starts the program anew.
+			err = fmt.Errorf("storage failed: %w; start again to recover from disk, and check the disk and the space on it (store directory %s)", err, cfg.JetStream.StoreDir)
+			if cfg.Log.File != "" {
+				log.Error("stopping", "error", err)
+			}
+			return Exit(ExitStorage, err)
+		case sig := <-signals:
+			switch {
+			case slices.Contains(reopenSignals, sig):
+				if err := reopen(); err != nil {
+					log.Error("log file not opened anew", "error", err)
+				} else {
+					log.Info("log file opened anew")
+				}
+			case slices.Contains(reloadSignals, sig):
+				log.Warn("reloading the configuration is not supported yet; restart instead", "signal", sig.String())
+			default:
+				log.Info("stopping", "signal", sig.String())
+				go func() {
+					// A second request does not wait for anybody.
+					for sig := range signals {
+						if sig == os.Interrupt || sig == syscall.SIGTERM {
+							os.Exit(ExitFailure)
+						}
+					}
+				}()
+				began := time.Now()
+				err := n.Stop()
+				if err == nil {
+					log.Info("stopped", "took", time.Since(began).Round(100*time.Microsecond))
+				}
+				return err
+			}
+		}
+	}
+}
+
+// announce logs the line that says that clients can connect.
+func (n *Node) announce() {
+	attrs := []slog.Attr{
+		slog.String("version", Version),
+		slog.String("name", n.Broker.Name()),
+		slog.String("clients", n.Broker.ClientURL()),
+	}
+	if n.Engine != nil {
+		dir, err := filepath.Abs(n.Config.JetStream.StoreDir)
+		if err != nil {
+			dir = n.Config.JetStream.StoreDir
+		}
+		sync := "always"
+		if d := n.Config.JetStream.SyncInterval; d > 0 {
+			sync = d.String()
+		}
+		attrs = append(attrs, slog.String("store_dir", dir), slog.String("sync_interval", sync), slog.Int("streams", len(n.Engine.Streams())))
+	} else {
+		attrs = append(attrs, slog.String("jetstream", "off"))
+	}
+	if n.link == nil {
+		attrs = append(attrs, slog.String("link", "not configured"))
+	}
+	attrs = append(attrs, slog.String("ready", n.Ready().Round(100*time.Microsecond).String()))
+	n.Log.LogAttrs(context.Background(), slog.LevelInfo, n.program.Program.String()+" is ready", attrs...)
+}

@@ -1,0 +1,273 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"petiole/internal/admin"
+	"petiole/internal/broker"
+	"petiole/internal/config"
+	"petiole/internal/jetstream"
+)
+
+// Link is a program's end of the connection between edges and hub.
+type Link interface {
+	// Describe adds what the link knows to a status.
+	Describe(*admin.Status)
+	// Close ends the link; what was under way is sent again next time.
+	Close(ctx context.Context) error
+}
+
+// Node is a running program: broker, JetStream engine if it is on, the link
+// if one is configured, and the admin socket.
+type Node struct {
+	Config *config.Config
+	Log    *slog.Logger
+	Broker *broker.Server
+	Engine *jetstream.Engine // nil if JetStream is off
+
+	program Program
+	start   time.Time
+	ready   atomic.Int64 // time.Duration; 0 while starting
+	link    Link
+	admin   *admin.Server
+	failed  chan error // the storage's failure
+}
+
+// Shutdown steps take at most this long each.
+const (
+	drainTimeout = 5 * time.Second
+	linkTimeout  = 2 * time.Second
+)
+
+// Start brings everything up in the order in which it is needed: the store
+// recovers before clients can connect, and clients are served before the link
+// has found its hub. The error has an exit code.
+func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error) {
+	n = &Node{Config: cfg, Log: log, program: p, start: time.Now(), failed: make(chan error, 1)}
+	defer func() {
+		if err != nil {
+			n.abandon()
+			n = nil
+		}
+	}()
+	opts := brokerOptions(cfg)
+	opts.Log = log
+	opts.AfterRead = func() {
+		if n.Engine != nil {
+			n.Engine.AfterRead()
+		}
+	}
+	if n.Broker, err = broker.New(opts); err != nil {
+		return n, Exit(ExitConfig, err)
+	}
+	if cfg.JetStream.Enabled {
+		if err := n.openStore(); err != nil {
+			return n, err
+		}
+	}
+	if err := n.Broker.Start(); err != nil {
+		return n, listenError(net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.Port)), "-p", err)
+	}
+	if p.Link != nil {
+		if n.link, err = p.Link(n); err != nil {
+			return n, err
+		}
+	}
+	if n.Engine != nil {
+		n.admin, err = admin.Serve(SocketPath(cfg), n.Status, log)
+		if err != nil {
+			return n, Exit(ExitCannotStore, err)
+		}
+	}
+	if cfg.PIDFile != "" {
+		if err := os.WriteFile(cfg.PIDFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
+			return n, Exit(ExitFailure, fmt.Errorf("write pid file: %w; check pid_file", err))
+		}
+	}
+	n.ready.Store(int64(sinceProcessStart(n.start)))
+	return n, nil
+}
+
+// openStore opens the engine.
+func (n *Node) openStore() error {
+	cfg := n.Config
+	if cfg.JetStream.StoreDir == "" {
+		dir, err := defaultStoreDir(n.program.Program)
+		if err != nil {
+			return Exit(ExitConfig, err)
+		}
+		cfg.JetStream.StoreDir = dir
+	}
+	engine, err := jetstream.Open(jetstream.Options{
+		Account:      n.Broker.Account(),
+		Dir:          cfg.JetStream.StoreDir,
+		SyncInterval: cfg.JetStream.SyncInterval,
+		MaxMemory:    cfg.JetStream.MaxMemory,
+		MaxStore:     cfg.JetStream.MaxStore,
+		MaxPayload:   cfg.MaxPayload,
+		ServerName:   n.Broker.Name(),
+		ServerID:     n.Broker.ID(),
+		Version:      Version,
+		Log:          n.Log,
+		OnFail: func(err error) {
+			select {
+			case n.failed <- err:
+			default: // one failure is enough to end the process
+			}
+		},
+	})
+	if err != nil {
+		return storeError(cfg.JetStream.StoreDir, err)
+	}
+	n.Engine = engine
+	return nil
+}
+
+// Failed delivers the storage's failure. Nothing is acknowledged after it.
+func (n *Node) Failed() <-chan error { return n.failed }
+
+// Ready returns how long the program took until clients could connect.
+func (n *Node) Ready() time.Duration { return time.Duration(n.ready.Load()) }
+
+// Status describes the node as it is now.
+func (n *Node) Status() admin.Status {
+	st := admin.Status{
+		Program:    n.program.Program.String(),
+		Version:    Version,
+		ServerName: n.Broker.Name(),
+		ServerID:   n.Broker.ID(),
+		PID:        os.Getpid(),
+		Start:      n.start,
+		Ready:      n.Ready(),
+		ClientURL:  n.Broker.ClientURL(),
+		ConfigFile: n.Config.Path,
+		Broker:     admin.FromBroker(n.Broker.Stats()),
+	}
+	if n.Engine != nil {
+		js := &admin.JetStream{StoreDir: n.Config.JetStream.StoreDir, SyncInterval: n.Config.JetStream.SyncInterval, Streams: []admin.Stream{}}
+		for _, s := range n.Engine.Streams() {
+			state := s.DurableState()
+			js.Streams = append(js.Streams, admin.Stream{Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last})
+		}
+		st.JetStream = js
+	}
+	if n.link != nil {
+		n.link.Describe(&st)
+	}
+	return st
+}
+
+// Stop ends everything in the opposite order: no new admin questions, no
+// replay, clients get what is queued for them, and a last checkpoint.
+func (n *Node) Stop() error {
+	var errs []error
+	if n.admin != nil {
+		errs = append(errs, n.admin.Close())
+	}
+	if n.link != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), linkTimeout)
+		errs = append(errs, n.link.Close(ctx))
+		cancel()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	if err := n.Broker.Shutdown(ctx); err != nil {
+		n.Log.Warn("clients did not take all that was queued for them", "error", err)
+	}
+	if n.Engine != nil {
+		if err := n.Engine.Close(); err != nil {
+			errs = append(errs, Exit(ExitStorage, fmt.Errorf("close store directory %s: %w", n.Config.JetStream.StoreDir, err)))
+		}
+	}
+	if n.Config.PIDFile != "" {
+		errs = append(errs, os.Remove(n.Config.PIDFile))
+	}
+	return errors.Join(errs...)
+}
+
+// abandon releases what a failed Start has opened.
+func (n *Node) abandon() {
+	if n.link != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), linkTimeout)
+		defer cancel()
+		_ = n.link.Close(ctx) // the failure of Start is what is reported
+	}
+	if n.Broker != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = n.Broker.Shutdown(ctx)
+	}
+	if n.Engine != nil {
+		_ = n.Engine.Close()
+	}
+}
+
+// brokerOptions translates the configuration.
+func brokerOptions(c *config.Config) broker.Options {
+	o := broker.Options{
+		Host:           c.Host,
+		Port:           c.Port,
+		ServerName:     c.ServerName,
+		GitCommit:      Commit(),
+		MaxPayload:     c.MaxPayload,
+		MaxControlLine: c.MaxControlLine,
+		MaxPending:     c.MaxPending,
+		MaxConn:        c.MaxConnections,
+		MaxSubs:        c.MaxSubs,
+		PingInterval:   c.PingInterval,
+		MaxPingsOut:    c.PingMax,
+		WriteDeadline:  c.WriteDeadline,
+		AuthTimeout:    c.Auth.Timeout,
+		AuthToken:      c.Auth.Token,
+		NoAuthUser:     c.Auth.NoAuthUser,
+		JetStream:      c.JetStream.Enabled,
+	}
+	if c.Auth.User != "" {
+		o.Users = append(o.Users, broker.User{Name: c.Auth.User, Password: c.Auth.Password})
+	}
+	for _, u := range c.Auth.Users {
+		bu := broker.User{Name: u.Name, Password: u.Password, NKey: u.Nkey}
+		if p := u.Permissions; p != nil {
+			bu.Permissions = &broker.Permissions{
+				Publish:   broker.SubjectPermission(p.Publish),
+				Subscribe: broker.SubjectPermission(p.Subscribe),
+			}
+			if r := p.Responses; r != nil {
+				bu.Permissions.Responses = &broker.ResponsePermission{Max: r.Max, Expires: r.Expires}
+			}
+		}
+		o.Users = append(o.Users, bu)
+	}
+	if c.TLS != nil {
+		o.TLS = c.TLS.Config
+	}
+	return o
+}
+
+// SocketPath returns where the admin socket of a configuration is.
+func SocketPath(c *config.Config) string {
+	return filepath.Join(c.JetStream.StoreDir, admin.SocketName)
+}
+
+// defaultStoreDir returns the store directory of a program that was not told
+// one: in the user's state directory, where it outlives a reboot.
+func defaultStoreDir(p config.Program) (string, error) {
+	state := os.Getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(state) {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", errors.New("no store directory is configured and there is no home directory to choose one in; name one with -sd or jetstream { store_dir }")
+		}
+		state = filepath.Join(home, ".local", "state")
+	}
+	return filepath.Join(state, "petiole", p.String()), nil
+}

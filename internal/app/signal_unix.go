@@ -1,0 +1,14 @@
+//go:build !windows
+
+package app
+
+import (
+	"os"
+	"syscall"
+)
+
+// Signals beyond those that stop the program.
+var (
+	reopenSignals = []os.Signal{syscall.SIGUSR1}
+	reloadSignals = []os.Signal{syscall.SIGHUP}
+)

@@ -1,0 +1,139 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"petiole/internal/admin"
+)
+
+// askTimeout bounds a question to a running program.
+const askTimeout = 5 * time.Second
+
+// Ask returns the status of the running program that the flags point to.
+func (f *Flags) Ask(cmd *cobra.Command) (admin.Status, error) {
+	path, err := f.SocketPath(cmd)
+	if err != nil {
+		return admin.Status{}, err
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), askTimeout)
+	defer cancel()
+	st, err := admin.Ask(ctx, path)
+	if errors.Is(err, admin.ErrNotRunning) {
+		err = fmt.Errorf("%w; start the program with JetStream, or say where it runs with -c, -sd or --socket", err)
+	}
+	return st, Exit(ExitUnavailable, err)
+}
+
+// statusCommand shows what a running program does.
+func statusCommand(f *Flags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "status",
+		Short: "Show what the running program does",
+		Long: `Show what the running program does. It is asked over the admin socket in its
+store directory; name that directory as the program was told it: with -c, with
+-sd, or the socket itself with --socket.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			st, err := f.Ask(cmd)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return WriteJSON(cmd.OutOrStdout(), st)
+			}
+			return writeStatus(cmd.OutOrStdout(), &st)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// WriteJSON prints v for programs to read.
+func WriteJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// writeStatus prints a status for people.
+func writeStatus(out io.Writer, st *admin.Status) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row(st.Program, "%s, version %s, process %d", st.ServerName, st.Version, st.PID)
+	row("up", "%s, ready %s after its start", time.Since(st.Start).Round(time.Second), st.Ready.Round(100*time.Microsecond))
+	row("clients", "%s, %d connected, %d subscriptions", st.ClientURL, st.Broker.Connections, st.Broker.Subscriptions)
+	row("messages", "%d in (%s), %d out (%s)", st.Broker.InMsgs, Bytes(st.Broker.InBytes), st.Broker.OutMsgs, Bytes(st.Broker.OutBytes))
+	if st.Broker.SlowConsumers > 0 {
+		row("slow consumers", "%d disconnected", st.Broker.SlowConsumers)
+	}
+	if js := st.JetStream; js != nil {
+		sync := "always"
+		if js.SyncInterval > 0 {
+			sync = js.SyncInterval.String()
+		}
+		row("store", "%s, sync %s", js.StoreDir, sync)
+		for _, s := range js.Streams {
+			row("stream "+s.Name, "%d messages (%s), %d to %d", s.Msgs, Bytes(s.Bytes), s.First, s.Last)
+		}
+	} else {
+		row("jetstream", "off")
+	}
+	if h := st.Hub; h != nil {
+		switch {
+		case h.Connected:
+			row("hub", "%s at %s, connected for %s, round trip %s", h.HubName, h.URL, time.Since(h.Since).Round(time.Second), h.RTT.Round(10*time.Microsecond))
+		case h.LastError != "":
+			row("hub", "not connected: %s (%d attempts)", h.LastError, h.Attempts)
+		default:
+			row("hub", "not connected (%d attempts)", h.Attempts)
+		}
+		for _, e := range h.Exports {
+			text := fmt.Sprintf("to %s, %d of %d", e.To, e.Through, e.Last)
+			if e.LagMsgs > 0 {
+				text += fmt.Sprintf(", %d behind (about %s, oldest %s ago)", e.LagMsgs, Bytes(e.LagBytes), e.LagAge.Round(time.Second))
+			}
+			if e.GapMsgs > 0 {
+				text += fmt.Sprintf(", %d lost before they were sent", e.GapMsgs)
+			}
+			if e.LastError != "" {
+				text += ", " + e.LastError
+			}
+			row("export "+e.Stream, "%s", text)
+		}
+	}
+	if h := st.Edges; h != nil {
+		row("edges", "%d connected at %s, certificate %s", len(h.Edges), h.Addr, h.Fingerprint)
+		for _, e := range h.Edges {
+			row("edge "+e.Name, "%s from %s for %s, round trip %s", e.EdgeID, e.Addr, time.Since(e.Since).Round(time.Second), e.RTT.Round(10*time.Microsecond))
+			for _, x := range e.Exports {
+				text := fmt.Sprintf("%s from %s, through %d, %.0f messages/s", x.To, x.Stream, x.Through, x.MsgRate)
+				if x.Error != "" {
+					text += ", " + x.Error
+				}
+				row("", "%s", text)
+			}
+		}
+	}
+	return w.Flush()
+}
+
+// Bytes renders a size for people.
+func Bytes(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, i := float64(n)/1024, 0
+	for f >= 1024 && i < len(units)-1 {
+		f, i = f/1024, i+1
+	}
+	return fmt.Sprintf("%.1f %ciB", f, units[i])
+}
