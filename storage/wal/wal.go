@@ -1,14 +1,64 @@
-// Package wal is the write-ahead log shared by all groups of a store directory.
+// Package wal is the write-ahead log that all groups of a store directory
+// share.
+//
+// Records are appended to an open batch in memory. A commit writes all that
+// has been appended since the last one with one write (one more for every
+// 256 KiB) and one fdatasync, whatever the number of those who wait for it,
+// and hands the records to OnCommit. Who waits commits: [Log.Commit] writes
+// the open batch itself if no one else is writing, and waits for its turn if
+// someone is. [Log.Kick] leaves that to the log's own goroutines. While
+// OnCommit runs for one batch the next may be on its way to the disk; the
+// calls of OnCommit stay in order, one at a time.
+//
+//	Append ─► open batch ─► write ─► fdatasync ─► OnCommit ─► Commit returns
+//
+// Record contents are copied once, by Append, into large buffers that are
+// written as they are, handed to OnCommit, and never used again for anything
+// else; the garbage collector frees them when the last record is dropped.
+//
+// The on-disk format is drawn in format.go. What is known to be on stable
+// storage is recorded in every batch, which is how [Open] tells the end of a
+// log that a power cut tore (cut off, no one was told that it is safe) from
+// damage (reported, see [CorruptError]). What it cannot tell: damage to the
+// very last batch of a log that was not closed looks like a torn write.
+//
+// The first write or sync that fails ends the log: nothing is acknowledged
+// after it, and only a restart, which recovers from disk, helps. A sync is
+// never tried again, because the kernel may have dropped what it could not write.
+//
+// Two build tags break durability on purpose, for tests of test rigs:
+//
+//	mutant_nofsync   no fdatasync for batches
+//	mutant_ackearly  OnCommit runs before the batch is written
 package wal
 
 import (
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"log/slog"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"petiole/storage"
 	"petiole/storage/vfs"
 )
+
+const (
+	// MaxRecord is the largest record, in bytes: a message of 64 MiB with
+	// subject, header and the command around it.
+	MaxRecord = 80 << 20
+	// LazyDelay is how long AppendLazy's records wait at most for a commit to
+	// ride with.
+	LazyDelay = 200 * time.Millisecond
+
+	slabSize       = 256 << 10
+	minSegmentSize = 16 << 10
+)
+
+// ErrTooLarge is wrapped by Append's error for a record above MaxRecord.
+var ErrTooLarge = errors.New("record too large for the log")
 
 // Record is one entry of the log.
 type Record struct {
@@ -23,25 +73,29 @@ type Record struct {
 // Options configures a log. FS and Dir are required.
 type Options struct {
 	FS  vfs.FS
-	Dir string // holds nothing but the log's segments
-	// SegmentSize is the length segments are preallocated with; default 64 MiB.
+	Dir string // of the log alone; created if need be
+	// SegmentSize is the length in bytes that segments are preallocated with;
+	// default 64 MiB, at least 16 KiB.
 	SegmentSize int64
 	// SyncInterval 0 syncs before OnCommit; above 0 OnCommit runs after the
-	// write, and the sync follows at most this much later.
+	// write, and the sync follows at most this much later. A power cut then
+	// loses what was acknowledged since.
 	SyncInterval time.Duration
-	// MaxPending bounds the bytes appended and not yet committed; Append
-	// blocks beyond it. Default 64 MiB.
+	// MaxPending bounds the bytes appended for which OnCommit has not
+	// returned yet; Append blocks beyond it. Default 64 MiB.
 	MaxPending int64
-	// OnCommit receives committed records in LSN order, one call at a time.
-	// The slice is valid during the call only; Record.Data may be kept. It
-	// must not call Append or Commit (they may wait for it); AppendLazy and
-	// Kick are fine.
+	// OnCommit, if set, receives committed records in LSN order, one call at
+	// a time. The slice is valid during the call only; Record.Data may be
+	// kept. It must not call Append, Commit, Sync or Close, which may wait
+	// for it to return; AppendLazy and Kick do not.
 	OnCommit func([]Record)
-	// OnDurable, if set, is told that Durable has grown; one call at a time.
+	// OnDurable, if set, is told that Durable has grown, one call at a time;
+	// if SyncInterval is 0, after OnCommit. The same calls are forbidden.
 	OnDurable func(storage.LSN)
-	// OnFail is called once, with the first write or sync error.
+	// OnFail, if set, is called once, on a goroutine of its own, with the
+	// first write or sync error; it wraps storage.ErrFailed.
 	OnFail func(error)
-	Log    *slog.Logger // default discards
+	Log    *slog.Logger // default: discard
 }
 
 // Stats counts what the log did since Open.
@@ -55,59 +109,748 @@ type Stats struct {
 	Spares   int           // recycled segments ready for reuse
 }
 
-// Log is an open write-ahead log.
-type Log struct{}
+// batch is a run of records that are written with one header.
+type batch struct {
+	buf     []byte // header, records; padded when closed
+	first   storage.LSN
+	count   uint32
+	payload int // bytes of records in buf
+}
 
-var errTODO = errors.New("wal: not there yet")
+type groupState uint8
 
-// Open recovers the log in o.Dir, or starts an empty one.
-func Open(o Options) (*Log, error) { return nil, errTODO }
+const (
+	pending groupState = iota // being appended to
+	writing
+	written // waits for OnCommit, or is in it
+	done
+)
 
-// Replay calls fn for every record from Oldest on, after Open and before the
-// first Append.
-func (l *Log) Replay(fn func(Record) error) error { return errTODO }
+// group is what one commit writes: the batches appended since the last one.
+type group struct {
+	batches []batch
+	recs    []Record
+	bytes   int64
+	last    storage.LSN
+	state   groupState
+	kicked  bool      // the log's goroutines are to commit it
+	waiters int       // goroutines in cond
+	cond    sync.Cond // on Log.mu: state is done, or a waiter has to take over a role
+}
 
-// Append adds one record, the concatenated parts, to the open batch and returns
-// its LSN. The parts are copied. It starts no commit.
+// Log is an open write-ahead log. Its methods may be called from any goroutine.
+//
+// Two roles go round among the goroutines in Commit and the log's own two
+// workers: the writer writes and syncs a group, the applier runs OnCommit. At
+// most one goroutine has each. Whoever gives up a role while there is more to
+// do wakes one that can take it.
+type Log struct {
+	o     Options
+	logID [16]byte
+
+	mu        sync.Mutex
+	err       error // set once: failed or closed
+	closing   bool
+	next      storage.LSN // of the next record
+	pend      *group      // state pending
+	newest    *group      // the last one that was not empty
+	inflight  *group      // state writing
+	applyQ    []*group    // state written, oldest first; the first may be in OnCommit
+	writing   bool
+	applying  bool
+	unapplied int64     // bytes appended for which OnCommit has not returned
+	blocked   int       // goroutines in space
+	space     sync.Cond // unapplied has fallen
+	work      sync.Cond // a worker has something to do
+	slab      []byte    // batches are cut from it, its free part starts at slabOff
+	slabOff   int
+	open      bool // the last batch of pend is at the end of the used part of slab
+	freeRecs  [][]Record
+	lazy      *time.Timer
+	lazyArmed bool
+	segs      []*segment // oldest first; the last is the active one
+	spares    []string
+
+	// Writer's role only.
+	active     *segment
+	activeNext storage.LSN // LSN that follows the last batch written
+
+	fileMu  sync.Mutex // held to sync the active file outside of the writer's role, and to change it
+	trimMu  sync.Mutex
+	durMu   sync.Mutex
+	told    storage.LSN // what OnDurable was told, under durMu
+	durable atomic.Uint64
+	written atomic.Uint64
+	used    atomic.Int64 // bytes used in the active segment
+
+	syncs, batches, records, bytes atomic.Uint64
+	lastSync                       atomic.Int64
+
+	dirty   chan struct{} // wakes the syncer, if SyncInterval is set
+	stop    chan struct{}
+	workers sync.WaitGroup
+}
+
+func newLog(o Options) *Log {
+	l := &Log{o: o, dirty: make(chan struct{}, 1), stop: make(chan struct{})}
+	l.space.L, l.work.L = &l.mu, &l.mu
+	l.pend = l.newGroup()
+	return l
+}
+
+// setRecovered says that everything below next has been recovered and synced.
+func (l *Log) setRecovered(next storage.LSN) {
+	l.next, l.activeNext, l.told = next, next, next-1
+	l.durable.Store(uint64(next - 1))
+	l.written.Store(uint64(next - 1))
+}
+
+// start begins service with the last of segs active.
+func (l *Log) start() {
+	l.active = l.segs[len(l.segs)-1]
+	l.used.Store(l.active.pos)
+	l.lazy = time.AfterFunc(time.Hour, l.lazyDue)
+	l.lazy.Stop()
+	for range 2 { // so that one can write while the other applies
+		l.workers.Go(l.worker)
+	}
+	if l.o.SyncInterval > 0 {
+		l.workers.Go(l.syncer)
+	}
+}
+
+func (l *Log) newGroup() *group {
+	g := &group{}
+	g.cond.L = &l.mu
+	if n := len(l.freeRecs); n > 0 {
+		g.recs, l.freeRecs = l.freeRecs[n-1], l.freeRecs[:n-1]
+	}
+	return g
+}
+
+// Append adds one record, the concatenated parts, to the open batch and
+// returns its LSN. The parts are copied. It starts no commit, unless it has to
+// wait because MaxPending is exceeded. The tag comes back in OnCommit.
+//
+// The record is not safe before OnCommit has seen it.
 func (l *Log) Append(g storage.GroupID, tag any, parts ...[]byte) (storage.LSN, error) {
-	return 0, errTODO
+	return l.append(g, tag, false, parts)
 }
 
 // AppendLazy is Append for records that no one waits for: they ride with the
-// next commit, or are committed within 200 ms. It never blocks.
+// next commit, or are committed after LazyDelay. It never blocks.
 func (l *Log) AppendLazy(g storage.GroupID, parts ...[]byte) (storage.LSN, error) {
-	return 0, errTODO
+	return l.append(g, nil, true, parts)
 }
 
-// Kick starts committing what has been appended and does not wait.
-func (l *Log) Kick() {}
+func (l *Log) append(g storage.GroupID, tag any, lazy bool, parts [][]byte) (storage.LSN, error) {
+	n := 0
+	for _, p := range parts {
+		n += len(p)
+	}
+	if n > MaxRecord {
+		return 0, fmt.Errorf("append a record of %d bytes: %w (at most %d bytes)", n, ErrTooLarge, MaxRecord)
+	}
+	if g == 0 {
+		return 0, errors.New("wal: append to group 0")
+	}
+	need := recordHeaderSize + n
 
-// Commit returns when all that was appended before the call is committed and
-// OnCommit has run for it.
-func (l *Log) Commit() error { return errTODO }
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for !lazy && l.usable() == nil && l.unapplied > 0 && l.unapplied+int64(need) > l.o.MaxPending {
+		l.kick()
+		l.blocked++
+		l.space.Wait()
+		l.blocked--
+	}
+	if err := l.usable(); err != nil {
+		return 0, err
+	}
+	p := l.pend
+	b, dst := l.reserve(need)
+	putRecordHeader(dst, n, g)
+	data := dst[recordHeaderSize:]
+	at := 0
+	for _, part := range parts {
+		at += copy(data[at:], part)
+	}
+	lsn := l.next
+	l.next++
+	b.count++
+	b.payload += need
+	p.last = lsn
+	p.bytes += int64(need)
+	l.unapplied += int64(need)
+	p.recs = append(p.recs, Record{LSN: lsn, Group: g, Data: data[:n:n], Tag: tag})
+	l.newest = p
+	if lazy && !l.lazyArmed && !p.kicked {
+		l.lazyArmed = true
+		l.lazy.Reset(LazyDelay)
+	}
+	return lsn, nil
+}
 
-// Sync returns when all that was appended before the call is durable, also if
-// SyncInterval is set.
-func (l *Log) Sync() error { return errTODO }
+// usable says why nothing can be appended.
+func (l *Log) usable() error {
+	if l.err != nil {
+		return l.err
+	}
+	if l.closing {
+		return storage.ErrClosed
+	}
+	return nil
+}
+
+// reserve returns the batch that takes a record of need bytes and the room for
+// it there. Batches are cut one after the other from a slab, so that a batch of
+// any size wastes no memory beyond padding; a large record gets its own.
+func (l *Log) reserve(need int) (*batch, []byte) {
+	p := l.pend
+	if l.open {
+		b := &p.batches[len(p.batches)-1]
+		n := len(b.buf)
+		if int(roundUp(int64(n+need))) <= cap(b.buf) {
+			b.buf = b.buf[:n+need]
+			return b, b.buf[n:]
+		}
+		l.closeBatch()
+	}
+	size := int(roundUp(int64(batchHeaderSize + need)))
+	var buf []byte
+	if size > l.slabLen()/2 {
+		buf = make([]byte, size)
+	} else {
+		if size > len(l.slab)-l.slabOff {
+			l.slab, l.slabOff = make([]byte, l.slabLen()), 0
+		}
+		buf = l.slab[l.slabOff:]
+		l.open = true
+	}
+	p.batches = append(p.batches, batch{buf: buf[:batchHeaderSize+need], first: l.next})
+	b := &p.batches[len(p.batches)-1]
+	if !l.open {
+		b.buf = buf // closed: padded
+		return b, buf[batchHeaderSize : batchHeaderSize+need]
+	}
+	return b, b.buf[batchHeaderSize:]
+}
+
+// slabLen is the length of slabs: no batch cut from one may be too large for
+// a segment.
+func (l *Log) slabLen() int {
+	return int(min(slabSize, l.o.SegmentSize-minSegmentFor(0)))
+}
+
+// closeBatch pads the open batch.
+func (l *Log) closeBatch() {
+	if !l.open {
+		return
+	}
+	b := &l.pend.batches[len(l.pend.batches)-1]
+	n := int(roundUp(int64(len(b.buf))))
+	b.buf = b.buf[:n:n]
+	l.slabOff += n
+	l.open = false
+}
+
+// Kick starts committing what has been appended and does not wait for it.
+func (l *Log) Kick() {
+	l.mu.Lock()
+	l.kick()
+	l.mu.Unlock()
+}
+
+func (l *Log) kick() {
+	if p := l.pend; len(p.recs) > 0 && !p.kicked {
+		p.kicked = true
+		if !l.writing {
+			l.work.Signal()
+		}
+	}
+}
+
+// lazyDue is the timer of AppendLazy.
+func (l *Log) lazyDue() {
+	l.mu.Lock()
+	l.lazyArmed = false
+	l.kick()
+	l.mu.Unlock()
+}
+
+// Commit returns when all that was appended before the call is durable (if
+// SyncInterval is set: written) and OnCommit has run for it. The error wraps
+// storage.ErrFailed if that will never be.
+func (l *Log) Commit() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.commit()
+}
+
+func (l *Log) commit() error {
+	g := l.newest
+	if g == nil {
+		return l.err
+	}
+	for g.state != done {
+		switch {
+		case l.err != nil:
+			return l.err
+		case g.state == pending && !l.writing:
+			l.lead()
+		case g.state == written && !l.applying:
+			l.apply()
+		default:
+			g.waiters++
+			g.cond.Wait()
+			g.waiters--
+		}
+	}
+	l.passOnApplier()
+	return nil
+}
+
+// worker commits what was kicked, and applies what no one waits for.
+func (l *Log) worker() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.err == nil {
+		canWrite := l.pend.kicked && !l.writing
+		switch {
+		case len(l.applyQ) > 0 && !l.applying:
+			if canWrite {
+				l.work.Signal()
+			}
+			l.apply()
+		case canWrite:
+			l.lead()
+		default:
+			l.work.Wait()
+		}
+	}
+}
+
+// lead takes the writer's role and commits the pending group. It is called
+// and returns with mu held.
+func (l *Log) lead() {
+	g := l.pend
+	l.closeBatch()
+	l.pend = l.newGroup()
+	g.state, l.inflight, l.writing = writing, g, true
+	batches, last := g.batches, g.last
+	if ackEarly {
+		l.queue(g)
+		l.apply()
+	}
+	l.mu.Unlock()
+	err := l.writeGroup(batches, last)
+	l.mu.Lock()
+	l.writing, l.inflight = false, nil
+	l.closeWait()
+	if err != nil {
+		l.fail(err)
+		return
+	}
+	if !ackEarly {
+		l.queue(g)
+	}
+	l.passOnWriter()
+}
+
+// queue hands a group to the applier.
+func (l *Log) queue(g *group) {
+	g.state = written
+	l.applyQ = append(l.applyQ, g)
+}
+
+// passOnWriter wakes someone to write the pending group if anyone wants it
+// written.
+func (l *Log) passOnWriter() {
+	switch p := l.pend; {
+	case len(p.recs) == 0 || l.writing:
+	case p.waiters > 0:
+		p.cond.Signal()
+	case p.kicked:
+		l.work.Signal()
+	}
+}
+
+// passOnApplier wakes someone to apply the next group.
+func (l *Log) passOnApplier() {
+	switch {
+	case len(l.applyQ) == 0 || l.applying:
+	case l.applyQ[0].waiters > 0:
+		l.applyQ[0].cond.Signal()
+	default:
+		l.work.Signal()
+	}
+}
+
+// apply takes the applier's role and runs OnCommit for the oldest written
+// group. It is called and returns with mu held.
+func (l *Log) apply() {
+	g := l.applyQ[0]
+	l.applying = true
+	l.mu.Unlock()
+	if l.o.OnCommit != nil {
+		l.o.OnCommit(g.recs)
+	}
+	if l.o.SyncInterval == 0 {
+		l.tellDurable()
+	}
+	l.mu.Lock()
+	l.applying = false
+	l.closeWait()
+	l.applyQ[0] = nil
+	if l.applyQ = l.applyQ[1:]; len(l.applyQ) == 0 {
+		l.applyQ = nil
+	}
+	g.state = done
+	l.unapplied -= g.bytes
+	recs := g.recs
+	clear(recs)
+	g.recs, g.batches = nil, nil
+	if len(l.freeRecs) < 4 && cap(recs) <= 64<<10 {
+		l.freeRecs = append(l.freeRecs, recs[:0])
+	}
+	if g.waiters > 0 {
+		g.cond.Broadcast()
+	}
+	if l.blocked > 0 {
+		l.space.Broadcast()
+	}
+}
+
+// closeWait lets Close see that a role has been given up.
+func (l *Log) closeWait() {
+	if l.closing {
+		l.work.Broadcast()
+	}
+}
+
+// fail ends the log with its first error.
+func (l *Log) fail(err error) {
+	if l.err != nil {
+		return
+	}
+	l.err = fmt.Errorf("%w: log %s: %w", storage.ErrFailed, l.o.Dir, err)
+	l.wakeAll()
+	if l.o.OnFail != nil {
+		go l.o.OnFail(l.err)
+	}
+}
+
+// wakeAll lets every waiting goroutine see err.
+func (l *Log) wakeAll() {
+	l.pend.cond.Broadcast()
+	if l.inflight != nil {
+		l.inflight.cond.Broadcast()
+	}
+	if l.newest != nil {
+		l.newest.cond.Broadcast()
+	}
+	for _, g := range l.applyQ {
+		g.cond.Broadcast()
+	}
+	l.space.Broadcast()
+	l.work.Broadcast()
+}
+
+// writeGroup writes batches up to the given LSN and, unless SyncInterval is
+// set, syncs them. Writer's role.
+func (l *Log) writeGroup(batches []batch, last storage.LSN) error {
+	for i := range batches {
+		b := &batches[i]
+		size := int64(len(b.buf))
+		if !l.active.fits(size) {
+			if err := l.rollover(size); err != nil {
+				return err
+			}
+		}
+		s := l.active
+		h := batchHeader{
+			kind: kindRecords, epoch: s.hdr.epoch, num: s.hdr.num, first: b.first,
+			durable: storage.LSN(l.durable.Load()), length: int64(b.payload), count: b.count,
+			crc: crc32.Checksum(b.buf[batchHeaderSize:batchHeaderSize+b.payload], castagnoli),
+		}
+		h.encode(b.buf)
+		if _, err := s.file.WriteAt(b.buf, s.pos); err != nil {
+			return err
+		}
+		s.pos += size
+		s.batches++
+		l.activeNext = h.last() + 1
+		l.used.Store(s.pos)
+		l.batches.Add(1)
+		l.records.Add(uint64(b.count))
+		l.bytes.Add(uint64(size))
+	}
+	if l.o.SyncInterval > 0 {
+		l.written.Store(uint64(last))
+		select {
+		case l.dirty <- struct{}{}:
+		default:
+		}
+		return nil
+	}
+	if err := l.datasync(l.active.file); err != nil {
+		return err
+	}
+	l.written.Store(uint64(last))
+	l.durable.Store(uint64(last))
+	return nil
+}
+
+func (l *Log) datasync(f vfs.File) error {
+	if noFsync {
+		return nil
+	}
+	start := time.Now()
+	if err := f.Datasync(); err != nil {
+		return err
+	}
+	l.lastSync.Store(int64(time.Since(start)))
+	l.syncs.Add(1)
+	return nil
+}
+
+// rollover seals the active segment, which makes all of it durable, and starts
+// the next one with room for a batch of the given size. Writer's role.
+func (l *Log) rollover(batch int64) error {
+	l.fileMu.Lock()
+	defer l.fileMu.Unlock()
+	s := l.active
+	if err := s.seal(l.activeNext, false); err != nil {
+		return err
+	}
+	l.durable.Store(uint64(l.activeNext - 1))
+	n, err := l.createSegment(s.hdr.num+1, l.activeNext, max(l.o.SegmentSize, minSegmentFor(batch)))
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.segs = append(l.segs, n)
+	l.mu.Unlock()
+	l.active = n
+	l.used.Store(n.pos)
+	return nil
+}
+
+// syncer syncs what was written within SyncInterval.
+func (l *Log) syncer() {
+	timer := time.NewTimer(l.o.SyncInterval)
+	timer.Stop()
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-l.dirty:
+		}
+		timer.Reset(l.o.SyncInterval)
+		select {
+		case <-l.stop:
+			return
+		case <-timer.C:
+		}
+		if l.syncWritten() != nil {
+			return
+		}
+	}
+}
+
+// syncWritten makes all that is written durable.
+func (l *Log) syncWritten() error {
+	l.fileMu.Lock()
+	w := l.written.Load()
+	var err error
+	if w > l.durable.Load() {
+		if l.active.file == nil {
+			err = storage.ErrClosed
+		} else if err = l.datasync(l.active.file); err == nil {
+			l.durable.Store(w)
+		}
+	}
+	l.fileMu.Unlock()
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.fail(err)
+		return l.err
+	}
+	l.tellDurable()
+	return nil
+}
+
+// tellDurable calls OnDurable if there is something new.
+func (l *Log) tellDurable() {
+	if l.o.OnDurable == nil {
+		return
+	}
+	l.durMu.Lock()
+	defer l.durMu.Unlock()
+	if d := l.Durable(); d > l.told {
+		l.told = d
+		l.o.OnDurable(d)
+	}
+}
+
+// Sync returns when all that was appended before the call is durable and
+// OnCommit has run for it, whatever SyncInterval is. A checkpoint that goes
+// beyond Durable would outlive the log; call Sync before it.
+func (l *Log) Sync() error {
+	if err := l.Commit(); err != nil {
+		return err
+	}
+	if l.o.SyncInterval == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	err := l.err
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return l.syncWritten()
+}
 
 // Durable returns the LSN up to which records are on stable storage.
-func (l *Log) Durable() storage.LSN { return 0 }
+func (l *Log) Durable() storage.LSN { return storage.LSN(l.durable.Load()) }
 
 // Written returns the LSN up to which records have been handed to the
-// operating system.
-func (l *Log) Written() storage.LSN { return 0 }
+// operating system. Unless SyncInterval is set it equals Durable.
+func (l *Log) Written() storage.LSN { return storage.LSN(l.written.Load()) }
 
-// Trim recycles the segments that hold only records below the given LSN.
-func (l *Log) Trim(below storage.LSN) error { return errTODO }
-
-// Size returns the bytes held by live segments.
-func (l *Log) Size() int64 { return 0 }
+// Size returns the bytes that records take in live segments, the unused part
+// of the active one and spares not included.
+func (l *Log) Size() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.used.Load()
+	for _, s := range l.segs[:len(l.segs)-1] {
+		n += s.size
+	}
+	return n
+}
 
 // Oldest returns the LSN of the oldest record held, or of the next one if none.
-func (l *Log) Oldest() storage.LSN { return 0 }
+func (l *Log) Oldest() storage.LSN {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.segs[0].hdr.first
+}
 
 // Stats returns the counters.
-func (l *Log) Stats() Stats { return Stats{} }
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return Stats{
+		Syncs: l.syncs.Load(), Batches: l.batches.Load(), Records: l.records.Load(), Bytes: l.bytes.Load(),
+		LastSync: time.Duration(l.lastSync.Load()), Segments: len(l.segs), Spares: len(l.spares),
+	}
+}
 
-// Close commits what is pending, seals the log and releases its files.
-func (l *Log) Close() error { return errTODO }
+// takeSpare returns the path of a recycled segment, or "".
+func (l *Log) takeSpare() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := len(l.spares)
+	if n == 0 {
+		return ""
+	}
+	path := l.spares[n-1]
+	l.spares = l.spares[:n-1]
+	return path
+}
+
+// Trim recycles or removes the segments that hold only records below the given
+// LSN. The active segment stays.
+func (l *Log) Trim(below storage.LSN) error {
+	l.trimMu.Lock()
+	defer l.trimMu.Unlock()
+	for {
+		l.mu.Lock()
+		if err := l.usable(); err != nil {
+			l.mu.Unlock()
+			return err
+		}
+		s := l.segs[0]
+		// A segment is sealed before its successor is listed.
+		if len(l.segs) == 1 || s.next > below {
+			l.mu.Unlock()
+			return nil
+		}
+		recycle := s.size == l.o.SegmentSize && len(l.spares) < maxSpares
+		l.mu.Unlock()
+		if err := l.trimOne(s, recycle); err != nil {
+			return fmt.Errorf("trim log: %w", err)
+		}
+	}
+}
+
+// trimOne takes the oldest segment out of the log. The directory is synced
+// after each, so that no power cut leaves a hole between segments.
+func (l *Log) trimOne(s *segment, recycle bool) error {
+	fs := l.o.FS
+	spare := s.path[:len(s.path)-len(liveSuffix)] + spareSuffix
+	var err error
+	if recycle {
+		err = fs.Rename(s.path, spare)
+	} else {
+		err = fs.Remove(s.path)
+	}
+	if err != nil {
+		return err
+	}
+	if err := fs.SyncDir(l.o.Dir); err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.fail(err)
+		return l.err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.segs = l.segs[1:]
+	if recycle {
+		l.spares = append(l.spares, spare)
+	}
+	return nil
+}
+
+// Close commits what is pending, seals the log so that the next Open needs no
+// recovery, and releases its files. The log is unusable afterwards; Close
+// returns the log's error if it had failed.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	if l.closing {
+		l.mu.Unlock()
+		return storage.ErrClosed
+	}
+	l.closing = true
+	l.space.Broadcast()
+	err := l.commit()
+	failed := l.err
+	if l.err == nil {
+		l.err = storage.ErrClosed
+	}
+	l.wakeAll()
+	l.lazy.Stop()
+	for l.writing || l.applying {
+		l.work.Wait()
+	}
+	l.mu.Unlock()
+	close(l.stop)
+	l.workers.Wait()
+	l.trimMu.Lock()
+	defer l.trimMu.Unlock()
+	l.fileMu.Lock()
+	defer l.fileMu.Unlock()
+	if failed != nil || err != nil {
+		return errors.Join(failed, l.active.closeFile())
+	}
+	if err := l.active.seal(l.activeNext, true); err != nil {
+		err = fmt.Errorf("close log: %w", err)
+		return errors.Join(err, l.active.closeFile())
+	}
+	l.durable.Store(uint64(l.activeNext - 1))
+	return nil
+}

@@ -1,0 +1,5 @@
+//go:build mutant_ackearly
+
+package wal
+
+const ackEarly = true

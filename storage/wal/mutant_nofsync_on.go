@@ -1,0 +1,5 @@
+//go:build mutant_nofsync
+
+package wal
+
+const noFsync = true

@@ -1,0 +1,233 @@
+package wal_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"petiole/storage"
+	"petiole/storage/vfs/simfs"
+	"petiole/storage/wal"
+)
+
+const (
+	dir      = "/store/wal"
+	smallSeg = 16 << 10
+)
+
+// history is what a test did to a log, to compare with what it replays.
+type history struct {
+	mu      sync.Mutex
+	recs    map[storage.LSN]entry
+	last    storage.LSN // appended
+	acked   storage.LSN // OnCommit saw it
+	trimmed storage.LSN // Trim was asked for this
+	count   uint64      // makes every record unlike any other
+}
+
+type entry struct {
+	group storage.GroupID
+	data  []byte
+}
+
+func newHistory() *history {
+	return &history{recs: map[storage.LSN]entry{}, trimmed: 1}
+}
+
+// data makes a record of at least 8 bytes.
+func (h *history) data(rng *rand.Rand, size int) []byte {
+	h.count++
+	b := make([]byte, max(size, 8))
+	for i := range b {
+		b[i] = byte(rng.Uint32())
+	}
+	binary.BigEndian.PutUint64(b, h.count)
+	return b
+}
+
+func (h *history) add(t testing.TB, lsn storage.LSN, g storage.GroupID, data []byte) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if lsn != h.last+1 {
+		t.Fatalf("append got LSN %d after %d", lsn, h.last)
+	}
+	h.last = lsn
+	h.recs[lsn] = entry{g, data}
+}
+
+// onCommit checks the order and notes what was acknowledged.
+func (h *history) onCommit(t testing.TB) func([]wal.Record) {
+	return func(recs []wal.Record) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		for _, r := range recs {
+			if r.LSN != h.acked+1 {
+				t.Errorf("OnCommit got LSN %d after %d", r.LSN, h.acked)
+			}
+			h.acked = r.LSN
+		}
+	}
+}
+
+// check replays l: everything up to safe has to be there, the rest may end at
+// any record. It forgets what has been lost.
+func (h *history) check(t testing.TB, l *wal.Log, safe storage.LSN) {
+	t.Helper()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	oldest := l.Oldest()
+	if oldest > h.trimmed {
+		t.Fatalf("oldest is %d, but only records below %d were trimmed", oldest, h.trimmed)
+	}
+	next := oldest
+	err := l.Replay(func(r wal.Record) error {
+		if r.LSN != next {
+			return fmt.Errorf("replay has LSN %d where %d is due", r.LSN, next)
+		}
+		e, ok := h.recs[r.LSN]
+		if !ok {
+			return fmt.Errorf("LSN %d was never appended", r.LSN)
+		}
+		if r.Group != e.group || !bytes.Equal(r.Data, e.data) {
+			return fmt.Errorf("LSN %d has other contents than were appended (%d and %d bytes)", r.LSN, len(r.Data), len(e.data))
+		}
+		next++
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if next <= safe {
+		t.Fatalf("replay ends before LSN %d, but everything up to %d was safe", next, safe)
+	}
+	if l.Durable() != next-1 {
+		t.Fatalf("durable is %d after a replay up to %d", l.Durable(), next-1)
+	}
+	for lsn := next; lsn <= h.last; lsn++ {
+		delete(h.recs, lsn)
+	}
+	h.last, h.acked = next-1, next-1
+}
+
+// seeds returns how many seeds a simulation runs: WAL_SEEDS overrides n.
+func seeds(n int) uint64 {
+	if s, err := strconv.Atoi(os.Getenv("WAL_SEEDS")); err == nil {
+		n = s
+	}
+	if testing.Short() {
+		n /= 10
+	}
+	return uint64(n)
+}
+
+// TestPowerCuts lives through power cuts and kills at every kind of moment, in
+// the middle of rollover, recycling, recovery and close as well.
+func TestPowerCuts(t *testing.T) {
+	for _, mode := range []struct {
+		name     string
+		interval time.Duration
+	}{{"strict", 0}, {"relaxed", time.Hour}} {
+		t.Run(mode.name, func(t *testing.T) {
+			for seed := range seeds(150) {
+				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+					t.Parallel()
+					powerCuts(t, seed, mode.interval)
+				})
+			}
+		})
+	}
+}
+
+func powerCuts(t *testing.T, seed uint64, interval time.Duration) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	disk := simfs.New(seed)
+	h := newHistory()
+	var safe storage.LSN
+	for range 12 {
+		if rng.IntN(4) > 0 {
+			disk.CutAtNth(1 + rng.IntN(1<<rng.IntN(9)))
+		}
+		safe = session(t, rng, disk, h, safe, interval)
+		disk.SetHook(nil)
+		if rng.IntN(4) > 0 {
+			disk = disk.PowerCut()
+		} else {
+			// What was written is not lost; relaxed or not.
+			disk = disk.Kill()
+		}
+	}
+	safe = max(safe, session(t, rng, disk, h, safe, interval))
+}
+
+// session uses the log until the disk fails or it has had enough, and returns
+// up to where records are safe.
+func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe storage.LSN, interval time.Duration) storage.LSN {
+	o := wal.Options{FS: disk, Dir: dir, SegmentSize: smallSeg, SyncInterval: interval, OnCommit: h.onCommit(t)}
+	if rng.IntN(8) == 0 {
+		o.SegmentSize *= 2
+	}
+	l, err := wal.Open(o)
+	if err != nil {
+		if !errors.Is(err, simfs.ErrPowerOff) {
+			t.Fatalf("open: %v", err)
+		}
+		return safe
+	}
+	h.check(t, l, safe)
+	failed := func(err error) bool {
+		if err != nil && !errors.Is(err, simfs.ErrPowerOff) {
+			t.Fatal(err)
+		}
+		return err != nil
+	}
+	for range rng.IntN(120) {
+		switch rng.IntN(20) {
+		case 0:
+			below := storage.LSN(1)
+			if d := l.Durable(); d > 0 {
+				below += storage.LSN(rng.Uint64N(uint64(d)))
+			}
+			h.trimmed = max(h.trimmed, below)
+			failed(l.Trim(below))
+		case 1, 2, 3, 4, 5:
+			failed(l.Commit())
+		case 6:
+			failed(l.Sync())
+		case 7:
+			l.Kick()
+		default:
+			size := rng.IntN(1 << rng.IntN(13))
+			if rng.IntN(50) == 0 {
+				size = rng.IntN(3 * smallSeg)
+			}
+			g, data := storage.GroupID(1+rng.IntN(3)), h.data(rng, size)
+			cut := rng.IntN(len(data))
+			if lsn, err := l.Append(g, nil, data[:cut], nil, data[cut:]); !failed(err) {
+				h.add(t, lsn, g, data)
+			}
+		}
+	}
+	if rng.IntN(3) == 0 {
+		if !failed(l.Close()) {
+			return h.last
+		}
+	}
+	// The mess a stop leaves: the log's goroutines see the disk die.
+	disk.SetHook(nil)
+	d := l.Durable()
+	h.mu.Lock()
+	if interval == 0 {
+		d = max(d, h.acked)
+	}
+	h.mu.Unlock()
+	t.Cleanup(func() { l.Close() })
+	return max(safe, d)
+}
