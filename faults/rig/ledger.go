@@ -1,0 +1,248 @@
+package rig
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// AttemptHeader names each publish: "PUBLISHER-NUMBER", numbered from 1. A row
+// that is published again because its acknowledgement never came is a new
+// attempt, so that every attempt may be stored once at most, and every
+// acknowledged one has to be.
+const AttemptHeader = "Rig-Attempt"
+
+// Held is one message that a stream holds, with a digest instead of its bytes.
+type Held struct {
+	Seq     uint64
+	Attempt string
+	Sum     Sum
+}
+
+// Sum is a digest over subject, header and data.
+type Sum [16]byte
+
+// SumOf digests a message.
+func SumOf(subject string, header nats.Header, data []byte) Sum {
+	h := sha256.New()
+	part := func(s string) { fmt.Fprintf(h, "%d:%s", len(s), s) }
+	part(subject)
+	keys := make([]string, 0, len(header))
+	for k := range header {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		part(k)
+		for _, v := range header[k] {
+			part(v)
+		}
+	}
+	part(string(data))
+	return Sum(h.Sum(nil))
+}
+
+// attempt is what became of one publish.
+type attempt struct {
+	publisher, number int
+	sum               Sum
+	acked             bool
+	seq               uint64
+}
+
+// Ledger remembers every publish of a run and which of them were acknowledged.
+// Its methods may be called concurrently.
+type Ledger struct {
+	mu       sync.Mutex
+	attempts map[string]*attempt
+	acked    int
+	lastAck  time.Time
+	grew     chan struct{}
+}
+
+// NewLedger returns an empty ledger.
+func NewLedger() *Ledger {
+	return &Ledger{attempts: map[string]*attempt{}, grew: make(chan struct{})}
+}
+
+// Sending enters a publish before it is handed to the client.
+func (l *Ledger) Sending(publisher, number int, m *nats.Msg) {
+	id := fmt.Sprintf("%d-%d", publisher, number)
+	m.Header.Set(AttemptHeader, id)
+	a := &attempt{publisher: publisher, number: number, sum: SumOf(m.Subject, m.Header, m.Data)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.attempts[id] = a
+}
+
+// Acked enters an acknowledgement with the stream sequence that it names.
+func (l *Ledger) Acked(id string, seq uint64) {
+	now := time.Now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	a := l.attempts[id]
+	if a == nil || a.acked {
+		return
+	}
+	a.acked, a.seq = true, seq
+	l.acked++
+	l.lastAck = now
+	close(l.grew)
+	l.grew = make(chan struct{})
+}
+
+// Acknowledged returns how many publishes were acknowledged, and when the
+// latest acknowledgement came.
+func (l *Ledger) Acknowledged() (n int, last time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.acked, l.lastAck
+}
+
+// Sent returns how many publishes were handed to a client.
+func (l *Ledger) Sent() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.attempts)
+}
+
+// WaitAcknowledged returns once at least n publishes were acknowledged.
+func (l *Ledger) WaitAcknowledged(ctx context.Context, n int) error {
+	for {
+		l.mu.Lock()
+		acked, grew := l.acked, l.grew
+		l.mu.Unlock()
+		if acked >= n {
+			return nil
+		}
+		select {
+		case <-grew:
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d acknowledgements came: %w", acked, n, context.Cause(ctx))
+		}
+	}
+}
+
+// Verdict is the outcome of comparing what a stream holds with what it should.
+type Verdict struct {
+	What         string // what was compared, for the report
+	Acknowledged int    // messages that have to be there
+	Found        int    // of these, how many are there
+	Missing      int    // of these, how many are not
+	Duplicated   int    // messages there more than once, counted for each extra one
+	Altered      int    // there, but with another subject, header, data or sequence
+	OutOfOrder   int    // there, but after one that should come later
+	Foreign      int    // there, but never published
+	Examples     []string
+}
+
+// OK reports whether nothing is wrong.
+func (v Verdict) OK() bool {
+	return v.Missing+v.Duplicated+v.Altered+v.OutOfOrder+v.Foreign == 0
+}
+
+// String is one line of figures, with examples of what is wrong below it.
+func (v Verdict) String() string {
+	s := fmt.Sprintf("%s: acknowledged %d, found %d, missing %d, duplicated %d, altered %d, out of order %d, foreign %d",
+		v.What, v.Acknowledged, v.Found, v.Missing, v.Duplicated, v.Altered, v.OutOfOrder, v.Foreign)
+	if len(v.Examples) > 0 {
+		s += "\n  " + strings.Join(v.Examples, "\n  ")
+	}
+	return s
+}
+
+func (v *Verdict) wrong(counter *int, format string, args ...any) {
+	*counter++
+	if len(v.Examples) < 10 {
+		v.Examples = append(v.Examples, fmt.Sprintf(format, args...))
+	}
+}
+
+// Check compares a stream's messages, in stream order, with the ledger: every
+// acknowledged publish is there exactly once under the sequence that was
+// acknowledged, with its bytes; unacknowledged ones at most once; those of one
+// publisher in the order of publishing.
+func (l *Ledger) Check(what string, held []Held) Verdict {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v := Verdict{What: what, Acknowledged: l.acked}
+	seen := make(map[string]bool, len(held))
+	latest := map[int]int{}
+	for _, h := range held {
+		a := l.attempts[h.Attempt]
+		switch {
+		case a == nil:
+			v.wrong(&v.Foreign, "sequence %d holds %q, which was never published", h.Seq, h.Attempt)
+			continue
+		case seen[h.Attempt]:
+			v.wrong(&v.Duplicated, "publish %s is there again at sequence %d", h.Attempt, h.Seq)
+			continue
+		}
+		seen[h.Attempt] = true
+		switch {
+		case a.sum != h.Sum:
+			v.wrong(&v.Altered, "publish %s has other bytes at sequence %d", h.Attempt, h.Seq)
+		case a.acked && a.seq != h.Seq:
+			v.wrong(&v.Altered, "publish %s was acknowledged with sequence %d and is at %d", h.Attempt, a.seq, h.Seq)
+		}
+		if a.acked {
+			v.Found++
+		}
+		if a.number < latest[a.publisher] {
+			v.wrong(&v.OutOfOrder, "publish %s is at sequence %d, after number %d of the same publisher", h.Attempt, h.Seq, latest[a.publisher])
+		} else {
+			latest[a.publisher] = a.number
+		}
+	}
+	for id, a := range l.attempts {
+		if a.acked && !seen[id] {
+			v.wrong(&v.Missing, "publish %s was acknowledged with sequence %d and is not there", id, a.seq)
+		}
+	}
+	return v
+}
+
+// Compare checks that the hub's copy holds exactly what the edge's stream
+// holds: each message once, with the same bytes, in the edge's order.
+func Compare(what string, edge, hub []Held) Verdict {
+	v := Verdict{What: what, Acknowledged: len(edge)}
+	place := make(map[string]int, len(edge))
+	for i, e := range edge {
+		place[e.Attempt] = i
+	}
+	seen := make([]bool, len(edge))
+	last := -1
+	for _, h := range hub {
+		i, ok := place[h.Attempt]
+		switch {
+		case !ok:
+			v.wrong(&v.Foreign, "the hub holds %q at sequence %d, which the edge does not hold", h.Attempt, h.Seq)
+			continue
+		case seen[i]:
+			v.wrong(&v.Duplicated, "the hub holds publish %s again at sequence %d", h.Attempt, h.Seq)
+			continue
+		}
+		seen[i] = true
+		v.Found++
+		if edge[i].Sum != h.Sum {
+			v.wrong(&v.Altered, "publish %s has other bytes at the hub's sequence %d", h.Attempt, h.Seq)
+		}
+		if i < last {
+			v.wrong(&v.OutOfOrder, "the hub holds publish %s at sequence %d, after %s", h.Attempt, h.Seq, edge[last].Attempt)
+		} else {
+			last = i
+		}
+	}
+	for i, e := range edge {
+		if !seen[i] {
+			v.wrong(&v.Missing, "publish %s, the edge's sequence %d, is not at the hub", e.Attempt, e.Seq)
+		}
+	}
+	return v
+}
