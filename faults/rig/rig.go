@@ -151,3 +151,25 @@ func WriteFile(dir, name, text string) (string, error) {
 	}
 	return path, nil
 }
+
+// WorkDir returns the directory a rig works in: given, which is kept, or a new
+// temporary one. The returned function, deferred with the rig's error, removes
+// the latter unless the rig failed; then it says where the evidence is.
+func WorkDir(given, pattern string) (dir string, remove func(*error), err error) {
+	if given != "" {
+		if dir, err = filepath.Abs(given); err != nil {
+			return "", nil, err
+		}
+		return dir, func(*error) {}, os.MkdirAll(dir, 0o755)
+	}
+	if dir, err = os.MkdirTemp("", pattern); err != nil {
+		return "", nil, err
+	}
+	return dir, func(failed *error) {
+		if *failed != nil {
+			*failed = fmt.Errorf("%w (stores and logs are kept in %s)", *failed, dir)
+			return
+		}
+		os.RemoveAll(dir)
+	}, nil
+}

@@ -1,0 +1,328 @@
+//go:build linux
+
+// Powercut takes the file system away from under the edge, as a power cut does:
+// the edge's store lies on an ext4 image, and the ioctl EXT4_IOC_SHUTDOWN makes
+// the kernel drop everything that was not yet written out and flushed. Then the
+// edge is killed, the image is mounted again, which recovers ext4's journal,
+// and the edge is started on what is left. Every publish that was acknowledged
+// before the cut has to be there exactly once with its bytes, at the edge and,
+// over the link, at a hub whose store lies outside the image.
+//
+//	go run ./faults/powercut -cycles 50
+//	go run ./faults/powercut -mutants
+//
+// With -mutants it checks itself: an edge built without fsync, and one that
+// acknowledges before it, must be caught losing messages.
+//
+// It needs root, mkfs.ext4 and a loop device. Mounts live in a mount namespace
+// of its own, so that nothing stays mounted however it ends.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"petiole/faults/rig"
+)
+
+type options struct {
+	cycles, acks int
+	publishers   int
+	window       int
+	sizeMiB      int64
+	edge, hub    string
+	tags         string
+	expectLoss   bool
+	mutants      bool
+	noHub        bool
+	dir          string
+	timeout      time.Duration
+}
+
+// mutantTags are the build tags that break the edge's promise on purpose.
+var mutantTags = []string{"mutant_nofsync", "mutant_ackearly"}
+
+// mutantCycles is how many cuts may pass until a mutant is caught.
+const mutantCycles = 20
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "powercut:", err)
+		os.Exit(1)
+	}
+}
+
+func parse(args []string) (options, error) {
+	var o options
+	fs := flag.NewFlagSet("powercut", flag.ContinueOnError)
+	fs.IntVar(&o.cycles, "cycles", 50, "how many cuts")
+	fs.IntVar(&o.acks, "acks", 1000, "acknowledged publishes before each cut, at least")
+	fs.IntVar(&o.publishers, "publishers", 4, "asynchronous publishers")
+	fs.IntVar(&o.window, "window", 128, "publishes in flight of each")
+	fs.Int64Var(&o.sizeMiB, "size", 1024, "size of the image, MiB (sparse)")
+	fs.StringVar(&o.edge, "edge", "", "edge binary (default: built from this repository)")
+	fs.StringVar(&o.hub, "hub", "", "hub binary (default: built from this repository)")
+	fs.StringVar(&o.tags, "tags", "", "build tags for the edge")
+	fs.BoolVar(&o.expectLoss, "expect-loss", false, "succeed as soon as a loss is found, fail if there is none")
+	fs.BoolVar(&o.mutants, "mutants", false, "run the mutants "+strings.Join(mutantTags, ", ")+" and expect loss within 20 cuts of each")
+	fs.BoolVar(&o.noHub, "no-hub", false, "leave the hub out")
+	fs.StringVar(&o.dir, "dir", "", "directory for image, stores and logs; kept (default: a temporary one, removed)")
+	fs.DurationVar(&o.timeout, "timeout", 0, "bound for the whole run (default: 1 minute and 30 s for each cut)")
+	if err := fs.Parse(args); err != nil {
+		return o, err
+	}
+	if o.mutants && (o.tags != "" || o.edge != "") {
+		return o, errors.New("-mutants builds its own edges: leave -tags and -edge out")
+	}
+	if o.mutants {
+		o.cycles, o.noHub = mutantCycles, true
+	}
+	if o.timeout == 0 {
+		o.timeout = time.Minute + time.Duration(o.cycles)*30*time.Second
+	}
+	return o, nil
+}
+
+// namespaceEnv marks the process that runs in the mount namespace.
+const namespaceEnv = "PETIOLE_POWERCUT_NAMESPACE"
+
+func run(ctx context.Context, args []string) (err error) {
+	o, err := parse(args)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("needs root to mount an image: run it with sudo")
+	}
+	if os.Getenv(namespaceEnv) == "" {
+		return inNamespace(args)
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	dir, remove, err := rig.WorkDir(o.dir, "powercut-")
+	if err != nil {
+		return err
+	}
+	defer remove(&err)
+	if !o.mutants {
+		return o.cut(ctx, dir)
+	}
+	for _, tag := range mutantTags {
+		m := o
+		m.tags, m.expectLoss = tag, true
+		sub := filepath.Join(dir, tag)
+		if err := os.MkdirAll(sub, 0o755); err != nil {
+			return err
+		}
+		if err := m.cut(ctx, sub); err != nil {
+			return fmt.Errorf("%s: %w", tag, err)
+		}
+	}
+	return nil
+}
+
+// inNamespace runs this program again in a mount namespace of its own.
+func inNamespace(args []string) error {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), namespaceEnv+"=1")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGTERM}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("the run failed: %w", err)
+	}
+	return nil
+}
+
+const stream = "POWERCUT"
+
+// errLoss is a verdict that is not clean.
+var errLoss = errors.New("messages were lost or changed")
+
+// cut builds the programs, makes the image and does o.cycles cuts.
+func (o options) cut(ctx context.Context, dir string) error {
+	site := &rig.Site{Dir: dir, Programs: rig.Programs{Edge: o.edge, Hub: o.hub}}
+	if err := o.build(ctx, dir, &site.Programs); err != nil {
+		return err
+	}
+	img, err := newImage(dir, o.sizeMiB)
+	if err != nil {
+		return err
+	}
+	defer img.unmount()
+	if err := img.mount(); err != nil {
+		return err
+	}
+	site.EdgeStore = filepath.Join(img.mountPoint, "store")
+	if !o.noHub {
+		site.Exports = []rig.Export{{Stream: stream, To: stream}}
+	}
+	if err := site.Prepare(); err != nil {
+		return err
+	}
+	defer site.Close() // before the unmount above
+	err = o.cutAll(ctx, site, img)
+	switch {
+	case o.expectLoss && errors.Is(err, errLoss):
+		fmt.Printf("powercut: the loss of %q was found, as expected\n", o.tags)
+		return nil
+	case o.expectLoss && err == nil:
+		return fmt.Errorf("no loss was found in %d cuts although the edge was built with %q", o.cycles, o.tags)
+	}
+	return err
+}
+
+func (o options) build(ctx context.Context, dir string, p *rig.Programs) error {
+	root, err := rig.ModuleRoot()
+	if err != nil {
+		return err
+	}
+	if p.Edge == "" {
+		p.Edge = filepath.Join(dir, "edge")
+		var tags []string
+		if o.tags != "" {
+			tags = []string{o.tags}
+		}
+		if err := rig.Build(ctx, root, "./cmd/edge", p.Edge, tags...); err != nil {
+			return err
+		}
+	}
+	if p.Hub == "" && !o.noHub {
+		p.Hub = filepath.Join(dir, "hub")
+		return rig.Build(ctx, root, "./cmd/hub", p.Hub)
+	}
+	return nil
+}
+
+func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {
+	if !o.noHub {
+		if err := site.StartHub(); err != nil {
+			return err
+		}
+	}
+	if err := site.StartEdge(); err != nil {
+		return err
+	}
+	if err := site.CreateStream(ctx, stream, "powercut.>"); err != nil {
+		return err
+	}
+	ledger, rows := rig.NewLedger(), &rig.Endless{Seed: 2}
+	crew := &rig.Crew{}
+	for i := range o.publishers {
+		crew.Loads = append(crew.Loads, &rig.Load{
+			URL: site.EdgeURL(), Subject: fmt.Sprintf("powercut.%d", i), Publisher: i, Window: o.window, Ledger: ledger, Rows: rows,
+		})
+	}
+	var atEdge, atHub rig.Copy
+	close := 0 // cuts within closeCut of an acknowledgement
+	for cycle := 1; cycle <= o.cycles; cycle++ {
+		c, err := o.one(ctx, site, img, crew, ledger, cycle)
+		if err != nil {
+			return fmt.Errorf("cut %d: %w", cycle, err)
+		}
+		if c.gap <= closeCut {
+			close++
+		}
+		afresh := cycle == o.cycles
+		if err := atEdge.Update(ctx, site.EdgeURL(), stream, afresh); err != nil {
+			return fmt.Errorf("after cut %d: %w", cycle, err)
+		}
+		v := ledger.Check(fmt.Sprintf("cut %d, edge", cycle), atEdge.Held)
+		fmt.Printf("%s; %d acknowledged since the last cut, the latest %v before it; edge ended with %s; serving again after %v\n",
+			v, c.acked, c.gap.Round(10*time.Microsecond), c.ended, c.recovery.Round(time.Millisecond))
+		if !v.OK() {
+			return fmt.Errorf("cut %d: %w at the edge", cycle, errLoss)
+		}
+		if o.noHub {
+			continue
+		}
+		wait, cancel := context.WithTimeout(ctx, 30*time.Second)
+		err = site.WaitHub(wait, stream, uint64(len(atEdge.Held)))
+		cancel()
+		if err != nil {
+			return fmt.Errorf("after cut %d: %w", cycle, err)
+		}
+		if err := atHub.Update(ctx, site.HubURL(), stream, afresh); err != nil {
+			return fmt.Errorf("after cut %d: %w", cycle, err)
+		}
+		v = rig.Compare(fmt.Sprintf("cut %d, hub", cycle), atEdge.Held, atHub.Held)
+		fmt.Println(v)
+		if !v.OK() {
+			return fmt.Errorf("cut %d: %w at the hub", cycle, errLoss)
+		}
+	}
+	acked, _ := ledger.Acknowledged()
+	fmt.Printf("powercut: %d cuts, %d of them within %v of an acknowledgement; acknowledged %d, found %d, missing 0, duplicated 0\n",
+		o.cycles, close, closeCut, acked, acked)
+	if 2*close < o.cycles {
+		return fmt.Errorf("only %d of %d cuts were within %v of an acknowledgement, want half", close, o.cycles, closeCut)
+	}
+	return nil
+}
+
+// closeCut is how soon after an acknowledgement half of the cuts have to come.
+const closeCut = 3 * time.Millisecond
+
+// cycle is what one cut was like.
+type cycle struct {
+	acked    int           // since the previous cut
+	gap      time.Duration // latest acknowledgement to cut
+	ended    string        // how the edge ended
+	recovery time.Duration // start to first PONG
+}
+
+// one loads the edge, cuts, and brings the edge back on what is left.
+func (o options) one(ctx context.Context, site *rig.Site, img *image, crew *rig.Crew, ledger *rig.Ledger, n int) (c cycle, err error) {
+	before, _ := ledger.Acknowledged()
+	stop := crew.Go(ctx)
+	err = ledger.WaitAcknowledged(ctx, before+o.acks)
+	switch {
+	case err != nil:
+	case n%2 == 1: // right after the next acknowledgement
+		acked, _ := ledger.Acknowledged()
+		err = ledger.WaitAcknowledged(ctx, acked+1)
+	default: // anywhere
+		time.Sleep(time.Duration(rand.IntN(30_000)) * time.Microsecond)
+	}
+	if err != nil {
+		return c, errors.Join(fmt.Errorf("%w; the edge's log ends with:\n%s", err, site.Edge.Log(2000)), stop())
+	}
+	acked, last := ledger.Acknowledged()
+	c.acked, c.gap = acked-before, time.Since(last)
+	if err := img.shutdown(); err != nil {
+		return c, errors.Join(err, stop())
+	}
+	// An edge that goes on acknowledging after its disk failed is caught by
+	// giving it the time to do so.
+	select {
+	case <-site.Edge.Done():
+		c.ended = fmt.Sprintf("status %d", site.Edge.ExitCode())
+	case <-time.After(200 * time.Millisecond):
+		c.ended = "SIGKILL"
+	}
+	site.Edge.Kill()
+	if err := stop(); err != nil {
+		return c, err
+	}
+	if err := img.unmount(); err != nil {
+		return c, err
+	}
+	if err := img.mount(); err != nil {
+		return c, err
+	}
+	start := time.Now()
+	err = site.StartEdge()
+	c.recovery = time.Since(start)
+	return c, err
+}
