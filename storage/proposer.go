@@ -11,9 +11,10 @@ type Proposer interface {
 	// node (and only there: a replayed record has no tag). It does not by
 	// itself start a commit; see Kick.
 	Propose(g GroupID, tag any, parts ...[]byte) error
-	// ProposeLazy hands in a record that nobody waits for: it travels with the
-	// next commit, or within a bounded time.
-	ProposeLazy(g GroupID, parts ...[]byte) error
+	// ProposeLazy hands in a record that is in no hurry: it travels with the
+	// next commit, or within a bounded time. It never blocks, so that it may
+	// be called under locks that Apply takes. The tag may be nil.
+	ProposeLazy(g GroupID, tag any, parts ...[]byte) error
 	// Kick starts committing what was handed in. It is called after everything
 	// at hand has been handed in, and is cheap if a commit is under way.
 	Kick()

@@ -25,6 +25,7 @@ const (
 	KindSetConfig Kind = 4 // stream: new configuration
 	KindExpire    Kind = 5 // stream: remove what has aged
 	KindIngest    Kind = 6 // stream: append what an edge exported
+	KindAcked     Kind = 7 // stream: no consumer needs this message
 
 	KindStreamCreate Kind = 32 // meta: a stream exists
 	KindStreamDelete Kind = 33 // meta: a stream is gone
@@ -234,6 +235,27 @@ func (c *Expire) Decode(b []byte) error {
 	c.Now = r.int()
 	if !r.ok {
 		return malformed(KindExpire)
+	}
+	return nil
+}
+
+// Acked removes a message that no consumer of a stream with interest or
+// work-queue retention needs, where no logged acknowledgement says so.
+type Acked struct {
+	Seq uint64
+}
+
+// AppendTo appends the record to dst.
+func (c *Acked) AppendTo(dst []byte) []byte {
+	return binary.AppendUvarint(append(dst, byte(KindAcked)), c.Seq)
+}
+
+// Decode reads a record.
+func (c *Acked) Decode(b []byte) error {
+	r := newReader(b, KindAcked)
+	c.Seq = r.uint()
+	if !r.ok {
+		return malformed(KindAcked)
 	}
 	return nil
 }

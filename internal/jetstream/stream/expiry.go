@@ -134,7 +134,7 @@ func (m *Machine) expireAged(cutoff int64, r *Result) error {
 	}
 	end := m.store.SeqAtTime(cutoff + 1)
 	if len(m.ttls.never) == 0 {
-		n, err := m.store.Purge("", end, 0)
+		n, err := m.doPurge("", end, 0)
 		r.Removed += n
 		if err != nil {
 			return fmt.Errorf("expiring messages below %d: %w", end, err)

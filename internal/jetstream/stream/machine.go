@@ -52,6 +52,17 @@ type Result struct {
 	Fatal error
 }
 
+// Observer is told what happens to messages, while it happens. It must not call
+// the machine back.
+type Observer interface {
+	// Appended says that a message was stored.
+	Appended(seq uint64, subject string)
+	// Removed says that one message was removed.
+	Removed(seq uint64, subject string)
+	// Purged says that any number of messages were removed.
+	Purged()
+}
+
 // Machine is the state of one stream. It is not safe for concurrent use; its
 // store's readers are.
 type Machine struct {
@@ -65,6 +76,7 @@ type Machine struct {
 
 	ids  dedup
 	ttls ttls
+	obs  Observer // nil if nobody wants to know
 
 	// What the next checkpoint has to write.
 	dirtyConfig, dirtyLastID bool
@@ -130,6 +142,10 @@ func New(cfg api.StreamConfig, uid [16]byte, store storage.Store) (*Machine, err
 	return m, nil
 }
 
+// Observe sets who is told about messages from now on; nil for nobody, which
+// saves looking up the subjects of messages that are removed.
+func (m *Machine) Observe(o Observer) { m.obs = o }
+
 // Config returns the configuration in force. Its slices and maps are shared and
 // not to be changed.
 func (m *Machine) Config() *api.StreamConfig { return &m.cfg }
@@ -167,6 +183,11 @@ func (m *Machine) Apply(record []byte) Result {
 		var c command.Expire
 		if err = c.Decode(record); err == nil {
 			err = m.expire(&c, &r)
+		}
+	case command.KindAcked:
+		var c command.Acked
+		if err = c.Decode(record); err == nil {
+			err = m.Acked(c.Seq)
 		}
 	case command.KindIngest:
 		var c command.Ingest
@@ -223,11 +244,11 @@ func (m *Machine) publish(c *command.Publish, r *Result) error {
 	}
 	switch h.rollup {
 	case "sub":
-		if _, err := m.store.Purge(c.Subject, msg.Seq, 0); err != nil {
+		if _, err := m.doPurge(c.Subject, msg.Seq, 0); err != nil {
 			return fmt.Errorf("rolling up %q: %w", c.Subject, err)
 		}
 	case "all":
-		if _, err := m.store.Purge("", msg.Seq, 0); err != nil {
+		if _, err := m.doPurge("", msg.Seq, 0); err != nil {
 			return fmt.Errorf("rolling up: %w", err)
 		}
 	}
@@ -350,6 +371,9 @@ func (m *Machine) append(msg *storage.Message, ttl time.Duration) error {
 	if ttl != 0 {
 		m.ttls.add(seq, msg.Time, ttl)
 	}
+	if m.obs != nil {
+		m.obs.Appended(seq, msg.Subject)
+	}
 	return nil
 }
 
@@ -390,11 +414,29 @@ func (m *Machine) enforceTotals() error {
 }
 
 func (m *Machine) remove(seq uint64) error {
-	_, err := m.store.Remove(seq)
-	if err != nil {
+	var subject string
+	if m.obs != nil {
+		msg, err := m.store.Load(seq)
+		if err != nil {
+			return fmt.Errorf("removing message %d: %w", seq, err)
+		}
+		subject = msg.Subject
+	}
+	if _, err := m.store.Remove(seq); err != nil {
 		return fmt.Errorf("removing message %d: %w", seq, err)
 	}
+	if m.obs != nil {
+		m.obs.Removed(seq, subject)
+	}
 	return nil
+}
+
+func (m *Machine) doPurge(subject string, upto, keep uint64) (uint64, error) {
+	n, err := m.store.Purge(subject, upto, keep)
+	if n > 0 && m.obs != nil {
+		m.obs.Purged()
+	}
+	return n, err
 }
 
 // Acked removes a message that no consumer needs any more, for streams whose
@@ -437,7 +479,7 @@ func (m *Machine) purge(c *command.Purge, r *Result) error {
 		r.Refused = api.ErrStreamPurgeFailed.With("err", "stream purge not permitted")
 		return nil
 	}
-	n, err := m.store.Purge(c.Subject, c.Seq, c.Keep)
+	n, err := m.doPurge(c.Subject, c.Seq, c.Keep)
 	if err != nil {
 		return fmt.Errorf("purging: %w", err)
 	}
@@ -467,7 +509,7 @@ func (m *Machine) setConfig(c *command.SetConfig) error {
 		})
 		slices.Sort(over)
 		for _, s := range over {
-			if _, err := m.store.Purge(s, 0, uint64(cfg.MaxMsgsPer)); err != nil {
+			if _, err := m.doPurge(s, 0, uint64(cfg.MaxMsgsPer)); err != nil {
 				return fmt.Errorf("purging %q to its new limit: %w", s, err)
 			}
 		}

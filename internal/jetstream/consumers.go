@@ -1,0 +1,382 @@
+package jetstream
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"time"
+	"unsafe"
+
+	"petiole/internal/broker"
+	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/command"
+	"petiole/internal/jetstream/consumer"
+	"petiole/storage"
+)
+
+// sink carries out the effects of one consumer's machine. All of it runs under
+// the stream's lock; the stream's publisher is flushed before that is released.
+type sink struct {
+	s     *Stream
+	entry *consumerEntry
+}
+
+func (k *sink) Deliver(subject string, reply []byte, m *storage.Message) {
+	k.s.pub.Deliver(subject, m.Subject, reply, m.Header, m.Data)
+}
+
+func (k *sink) Status(subject, reply string, header []byte) {
+	k.s.pub.Publish(subject, reply, header, nil)
+}
+
+func (k *sink) Record(cmd []byte, ackReply string) {
+	var tag any
+	if ackReply != "" {
+		tag = &ackTag{reply: ackReply}
+	}
+	if err := k.s.e.prop.ProposeLazy(k.s.group, tag, cmd); err != nil {
+		return // the log has failed or is closed, which others report
+	}
+	if tag != nil {
+		k.s.e.prop.Kick()
+	}
+}
+
+func (k *sink) Interest(subject string) bool { return k.s.e.account.HasInterest(subject) }
+
+func (k *sink) Advisory(subject string, a *api.ConsumerAdvisory) {
+	a.ID, a.Time = rand.Text()[:22], time.Now().UTC()
+	if b, err := json.Marshal(a); err == nil {
+		k.s.pub.Publish(subject, "", nil, b)
+	}
+}
+
+func (k *sink) Acked(seq uint64, logged bool) {
+	if logged {
+		k.s.acked = append(k.s.acked, seq)
+		return
+	}
+	s := k.s
+	s.unlogged = append(s.unlogged, seq)
+}
+
+// settleUnlogged has messages removed that consumers without durable state are
+// done with. The caller holds the lock, and is not within a machine.
+func (s *Stream) settleUnlogged() {
+	for len(s.unlogged) > 0 {
+		seqs := s.unlogged
+		s.unlogged = nil
+		for _, seq := range seqs {
+			if !s.unwanted(seq) {
+				continue
+			}
+			rec := (&command.Acked{Seq: seq}).AppendTo(nil)
+			if s.memory {
+				if _, err := s.applyMemory(rec); err != nil {
+					s.e.fail(err)
+					return
+				}
+				continue
+			}
+			_ = s.e.prop.ProposeLazy(s.group, nil, rec) // fails with the log, which others report
+		}
+	}
+}
+
+// startConsumer makes a consumer live. The caller holds the lock.
+func (s *Stream) startConsumer(c *consumerEntry, now time.Time) {
+	c.m.Start(now)
+	s.watchInterest(c)
+	if !s.pumping {
+		s.pumping = true
+		s.e.wg.Go(s.pump)
+	}
+	s.arm(c.m.Deadline())
+	s.wakePump()
+}
+
+// watchInterest tells a push consumer when its deliver subject gains or loses
+// listeners. The caller holds the lock.
+func (s *Stream) watchInterest(c *consumerEntry) {
+	subject := c.m.Config().DeliverSubject
+	if c.cancel != nil {
+		if c.watched == subject {
+			return
+		}
+		c.cancel()
+		c.cancel = nil
+	}
+	if subject == "" {
+		return
+	}
+	c.watched = subject
+	c.cancel = s.e.account.WatchInterest(subject, func(has bool) {
+		s.withConsumer(c, func(now time.Time) { c.m.InterestChanged(now, has) })
+	})
+	c.m.InterestChanged(time.Now(), s.e.account.HasInterest(subject))
+}
+
+// withConsumer runs an input of a consumer and delivers what follows from it.
+func (s *Stream) withConsumer(c *consumerEntry, input func(now time.Time)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped || c.gone || !s.e.live {
+		return
+	}
+	now := time.Now()
+	input(now)
+	if c.m.Pump(now) {
+		s.wakePump()
+	}
+	s.settleUnlogged()
+	s.arm(c.m.Deadline())
+	s.pub.Flush()
+}
+
+// wakePump has the consumers deliver. The caller holds the lock.
+func (s *Stream) wakePump() {
+	if len(s.consumers) == 0 || s.stopped {
+		return
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// pump delivers to the consumers of a stream as messages come in, beside the
+// goroutine that commits.
+func (s *Stream) pump() {
+	for range s.wake {
+		for more := true; more; {
+			s.mu.Lock()
+			if s.stopped {
+				s.mu.Unlock()
+				return
+			}
+			more = false
+			now := time.Now()
+			for _, c := range s.consumers {
+				if c.m.Pump(now) {
+					more = true
+				}
+				s.arm(c.m.Deadline())
+			}
+			s.settleUnlogged()
+			s.pub.Flush()
+			s.mu.Unlock()
+		}
+	}
+}
+
+// applyConsumer applies a consumer's command. The caller holds the lock.
+func (s *Stream) applyConsumer(rec []byte, tag any) error {
+	var res callResult
+	res.stream = s
+	switch command.KindOf(rec) {
+	case command.KindConsumerCreate:
+		var c command.ConsumerCreate
+		if err := c.Decode(rec); err != nil {
+			return err
+		}
+		var cfg api.ConsumerConfig
+		if err := json.Unmarshal(c.Config, &cfg); err != nil {
+			return fmt.Errorf("%w: configuration of consumer %q: %v", command.ErrMalformed, c.Name, err)
+		}
+		s.putConsumer(c.Name, &cfg, time.Unix(0, c.Created).UTC())
+	case command.KindConsumerDelete:
+		var c command.ConsumerDelete
+		if err := c.Decode(rec); err != nil {
+			return err
+		}
+		if err := s.dropConsumer(c.Name, c.Created, &res); err != nil {
+			return err
+		}
+	default:
+		name, err := command.ConsumerName(rec)
+		if err != nil {
+			return err
+		}
+		c := s.consumers[string(name)]
+		if c == nil {
+			break // deleted meanwhile
+		}
+		if err := c.m.Apply(rec); err != nil {
+			return err
+		}
+		if err := s.settleAcked(); err != nil {
+			return err
+		}
+		if s.e.live {
+			s.arm(c.m.Deadline())
+		}
+	}
+	switch tag := tag.(type) {
+	case *call:
+		tag.fn(res)
+	case *ackTag:
+		s.e.acks.Publish(tag.reply, "", nil, nil)
+	}
+	return nil
+}
+
+// settleAcked removes messages that logged acknowledgements made superfluous.
+func (s *Stream) settleAcked() error {
+	for _, seq := range s.acked {
+		if err := s.dropUnwanted(seq); err != nil {
+			return err
+		}
+	}
+	s.acked = s.acked[:0]
+	return nil
+}
+
+// putConsumer creates a consumer or gives it a new configuration. The caller
+// holds the lock.
+func (s *Stream) putConsumer(name string, cfg *api.ConsumerConfig, created time.Time) {
+	now := time.Now()
+	if c := s.consumers[name]; c != nil {
+		c.m.Update(now, cfg)
+		if s.e.live {
+			s.watchInterest(c)
+			s.arm(c.m.Deadline())
+			s.wakePump()
+		}
+		return
+	}
+	c := s.newEntry()
+	c.m = consumer.New(name, cfg, created, s.env(c.sink))
+	s.consumers[name] = c
+	s.observe()
+	if s.e.live {
+		s.startConsumer(c, now)
+	}
+}
+
+// dropConsumer deletes a consumer, if it is the one created at that time (0:
+// whichever). The caller holds the lock.
+func (s *Stream) dropConsumer(name string, created int64, res *callResult) error {
+	c := s.consumers[name]
+	if c == nil || created != 0 && c.m.Created().UnixNano() != created {
+		res.err = api.ErrConsumerNotFound
+		return nil
+	}
+	c.gone = true
+	if c.cancel != nil {
+		// cancel may wait for a callback that waits for this lock.
+		s.e.async.add(c.cancel)
+	}
+	if s.e.live {
+		c.m.Deleted()
+		s.pub.Flush()
+	}
+	delete(s.consumers, name)
+	s.lost[name] = struct{}{}
+	s.observe()
+	return s.sweep()
+}
+
+// changeConsumer creates, updates or deletes a consumer by a command, through
+// the log if its state is kept there.
+func (s *Stream) changeConsumer(rec []byte, logged bool) (callResult, error) {
+	if logged {
+		return s.e.propose(s.group, rec)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var res callResult
+	if s.stopped {
+		res.err = api.ErrStreamNotFound
+		return res, nil
+	}
+	err := s.applyConsumer(rec, &call{fn: func(r callResult) { res = r }})
+	if err == nil {
+		s.afterApply()
+	}
+	return res, err
+}
+
+// removeConsumer deletes a consumer, if it is the one created at that time
+// (zero: whichever).
+func (e *Engine) removeConsumer(s *Stream, name string, created time.Time) error {
+	s.mu.Lock()
+	c := s.consumers[name]
+	s.mu.Unlock()
+	if c == nil {
+		return api.ErrConsumerNotFound
+	}
+	cmd := command.ConsumerDelete{Name: name}
+	if !created.IsZero() {
+		cmd.Created = created.UnixNano()
+	}
+	r, err := s.changeConsumer(cmd.Append(nil), c.m.Durable())
+	if err == nil && r.err != nil {
+		err = r.err
+	}
+	return err
+}
+
+// consumer returns the consumer of that name.
+func (s *Stream) consumer(name string) *consumerEntry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.consumers[name]
+}
+
+// view returns b as a string that must not outlive it.
+func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// onAck takes acknowledgements: messages to the reply subjects of messages
+// delivered.
+func (e *Engine) onAck(m *broker.Msg) {
+	if m.Client == nil {
+		c := cloneMsg(m)
+		e.async.add(func() { e.ack(c) })
+		return
+	}
+	e.ack(m)
+}
+
+func (e *Engine) ack(m *broker.Msg) {
+	streamName, consumerName, ref, ok := consumer.ParseAck(view(m.Subject))
+	if !ok {
+		return
+	}
+	s, ok := e.Stream(streamName)
+	if !ok {
+		return
+	}
+	c := s.consumer(consumerName)
+	if c == nil {
+		return
+	}
+	// "+NXT" carries a pull request, which the machine keeps the reply of.
+	reply := string(m.Reply)
+	s.withConsumer(c, func(now time.Time) { c.m.Ack(now, ref, m.Data, reply) })
+}
+
+// onFlow takes answers to flow control.
+func (e *Engine) onFlow(m *broker.Msg) {
+	c := cloneMsg(m)
+	if m.Client == nil {
+		e.async.add(func() { e.flow(c) })
+		return
+	}
+	e.flow(c)
+}
+
+func (e *Engine) flow(m *broker.Msg) {
+	tokens := bytes.Split(m.Subject, []byte{'.'})
+	if len(tokens) < 5 {
+		return
+	}
+	s, ok := e.Stream(string(tokens[2]))
+	if !ok {
+		return
+	}
+	if c := s.consumer(string(tokens[3])); c != nil {
+		subject := string(m.Subject)
+		s.withConsumer(c, func(now time.Time) { c.m.FlowReply(now, subject) })
+	}
+}

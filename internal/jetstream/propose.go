@@ -1,0 +1,136 @@
+package jetstream
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"petiole/storage"
+	"petiole/storage/wal"
+)
+
+// proposer is a storage.Proposer whose committed records come with their tags.
+type proposer interface {
+	storage.Proposer
+	// tag returns what r was proposed with on this node, once.
+	tag(r *wal.Record) any
+}
+
+// localProposer is the proposer of a single node: the log itself, and the tags
+// of lazy records, which the log does not carry.
+type localProposer struct {
+	log     *wal.Log
+	waiting atomic.Int64 // lazy tags; keeps the lock out of the usual path
+	mu      sync.Mutex
+	tags    map[storage.LSN]any
+}
+
+func newLocalProposer(l *wal.Log) *localProposer {
+	return &localProposer{log: l, tags: map[storage.LSN]any{}}
+}
+
+// Propose hands in one record.
+func (p *localProposer) Propose(g storage.GroupID, tag any, parts ...[]byte) error {
+	_, err := p.log.Append(g, tag, parts...)
+	return err
+}
+
+// ProposeLazy hands in a record for the next commit.
+func (p *localProposer) ProposeLazy(g storage.GroupID, tag any, parts ...[]byte) error {
+	if tag == nil {
+		_, err := p.log.AppendLazy(g, parts...)
+		return err
+	}
+	p.mu.Lock() // until the tag is there, tag waits
+	defer p.mu.Unlock()
+	p.waiting.Add(1)
+	lsn, err := p.log.AppendLazy(g, parts...)
+	if err != nil {
+		p.waiting.Add(-1)
+		return err
+	}
+	p.tags[lsn] = tag
+	return nil
+}
+
+// Kick starts a commit.
+func (p *localProposer) Kick() { p.log.Kick() }
+
+func (p *localProposer) tag(r *wal.Record) any {
+	if r.Tag != nil || p.waiting.Load() == 0 {
+		return r.Tag
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	t, ok := p.tags[r.LSN]
+	if ok {
+		delete(p.tags, r.LSN)
+		p.waiting.Add(-1)
+	}
+	return t
+}
+
+// pubReq is a publish on its way through the log.
+type pubReq struct {
+	reply []byte
+	head  []byte
+	parts [3][]byte
+}
+
+var pubPool = sync.Pool{New: func() any { return new(pubReq) }}
+
+func (p *pubReq) release() {
+	p.parts = [3][]byte{}
+	pubPool.Put(p)
+}
+
+// asyncQueue runs functions one after the other on a goroutine of its own. It
+// is how messages published inside the process, possibly under a stream's lock,
+// come to handlers that take locks or wait for the log.
+type asyncQueue struct {
+	mu     sync.Mutex
+	cond   sync.Cond
+	once   sync.Once
+	fns    []func()
+	closed bool
+}
+
+func (q *asyncQueue) init() { q.once.Do(func() { q.cond.L = &q.mu }) }
+
+func (q *asyncQueue) add(fn func()) {
+	q.init()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	q.fns = append(q.fns, fn)
+	q.cond.Signal()
+}
+
+func (q *asyncQueue) run() {
+	q.init()
+	for {
+		q.mu.Lock()
+		for len(q.fns) == 0 && !q.closed {
+			q.cond.Wait()
+		}
+		fns := q.fns
+		q.fns = nil
+		closed := q.closed
+		q.mu.Unlock()
+		if closed {
+			return
+		}
+		for _, fn := range fns {
+			fn()
+		}
+	}
+}
+
+func (q *asyncQueue) close() {
+	q.init()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.cond.Broadcast()
+}
