@@ -264,8 +264,7 @@ func (s *Stream) dropConsumer(name string, created int64, res *callResult) error
 	}
 	c.gone = true
 	if c.cancel != nil {
-		// cancel may wait for a callback that waits for this lock.
-		s.e.async.add(c.cancel)
+		c.cancel()
 	}
 	if s.e.live {
 		c.m.Deleted()

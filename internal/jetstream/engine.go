@@ -124,17 +124,17 @@ type Engine struct {
 	watchers map[int]func()
 	watchID  int
 
-	memUsed, storeUsed     atomic.Int64
-	apiTotal, apiErrors    atomic.Uint64
-	apiInflight            atomic.Int64
-	subs                   []*broker.Subscription
-	async                  asyncQueue
-	wg                     sync.WaitGroup // goroutines that end with the engine
-	checkpointNow          chan struct{}
-	done                   chan struct{}
-	sinceCheck             int64 // octets committed since the checkpointer was woken
-	durMu                  sync.Mutex
-	awaitingSync           map[*Stream]struct{} // have applied what is not durable yet
+	memUsed, storeUsed  atomic.Int64
+	apiTotal, apiErrors atomic.Uint64
+	apiInflight         atomic.Int64
+	subs                []*broker.Subscription
+	async               asyncQueue
+	wg                  sync.WaitGroup // goroutines that end with the engine
+	checkpointNow       chan struct{}
+	done                chan struct{}
+	sinceCheck          int64 // octets committed since the checkpointer was woken
+	durMu               sync.Mutex
+	awaitingSync        map[*Stream]struct{} // have applied what is not durable yet
 }
 
 // Open opens the store directory, recovers what it holds and begins to serve.

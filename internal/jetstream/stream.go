@@ -49,13 +49,13 @@ type Stream struct {
 	subs      []*broker.Subscription
 	pub       *broker.Publisher
 	stopped   bool
-	gone      bool              // store destroyed
-	applied   storage.LSN       // last record applied
-	dirtyFrom storage.LSN       // first record that no frozen set reflects; 0 if none
-	frozen    storage.LSN       // likewise of the frozen set that is being written
+	gone      bool                // store destroyed
+	applied   storage.LSN         // last record applied
+	dirtyFrom storage.LSN         // first record that no frozen set reflects; 0 if none
+	frozen    storage.LSN         // likewise of the frozen set that is being written
 	lost      map[string]struct{} // consumers deleted since the last checkpoint
-	acked     []uint64          // messages acknowledged by the command being applied
-	unlogged  []uint64          // messages that consumers without durable state are done with
+	acked     []uint64            // messages acknowledged by the command being applied
+	unlogged  []uint64            // messages that consumers without durable state are done with
 	timer     *time.Timer
 	timerAt   time.Time // when timer fires; zero: not set
 	expiring  bool      // an Expire command is on its way
@@ -87,8 +87,8 @@ type pendingIngest struct {
 }
 
 type consumerEntry struct {
-	m      *consumer.Machine
-	sink   *sink
+	m       *consumer.Machine
+	sink    *sink
 	cancel  func() // ends watching interest in watched; nil if not watched
 	watched string
 	gone    bool // deleted

@@ -49,6 +49,10 @@ type Response struct {
 	Error *Error `json:"error,omitempty"`
 }
 
+// Head returns r, through which the type of any document that begins with a
+// Response is set.
+func (r *Response) Head() *Response { return r }
+
 // Paged describes the page answered.
 type Paged struct {
 	Total  int `json:"total"`
