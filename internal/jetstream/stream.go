@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -125,7 +126,11 @@ func (e *Engine) openStore(g storage.GroupID, t api.StorageType) (storage.Store,
 	if err := e.o.FS.MkdirAll(dir); err != nil {
 		return nil, err
 	}
-	return msgstore.Open(dir, msgstore.Options{Log: e.log})
+	return openFileStore(dir, e.log)
+}
+
+var openFileStore = func(dir string, log *slog.Logger) (storage.Store, error) {
+	return msgstore.Open(dir, msgstore.Options{Log: log})
 }
 
 // newStream makes a stream over an open store.
