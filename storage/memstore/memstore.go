@@ -27,7 +27,7 @@ var _ storage.Store = (*Store)(nil)
 
 // New returns an empty store.
 func New() *Store {
-	return &Store{Table: table.New(nil), kvs: make(map[string][]byte)}
+	return &Store{Table: table.New(nil, "memory"), kvs: make(map[string][]byte)}
 }
 
 // Applied returns the LSN given to the last Freeze.

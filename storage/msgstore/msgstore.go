@@ -1,27 +1,253 @@
 // Package msgstore is the durable message store: an in-memory table of what is
 // not checkpointed yet in front of one bbolt file per stream.
+//
+//	Append ─► active set ─Freeze─► frozen set ─Checkpoint─► msgs.db
+//	            ▲                     ▲                        ▲
+//	reads ──────┴─────────────────────┴────────────────────────┘
+//
+// A checkpoint is one bbolt transaction: messages, removals, summaries, keyed
+// state and the LSN that all of it reflects become visible and durable
+// together, so that after a power cut the file is exactly the state at some
+// LSN, from which the log is replayed. The file's layout is drawn in format.go.
+//
+// The file does not shrink: space freed by removals is used again.
 package msgstore
 
 import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"go.etcd.io/bbolt"
 
 	"petiole/storage"
+	"petiole/storage/internal/boltfile"
+	"petiole/storage/internal/table"
 )
+
+// FileName is the name of the store's file in its directory.
+const FileName = "msgs.db"
+
+// mmapSize is what is mapped at least. bbolt makes the file as long as the
+// map while it is small, so this is also the (sparse) size of a small store.
+const mmapSize = 1 << 20
 
 // Options tune a Store. The zero value is ready for use.
 type Options struct {
 	// Log receives what an operator should know (default: slog.Default()).
 	Log *slog.Logger
+
+	noSync bool // tests only
 }
 
 // Store implements storage.Store on the file msgs.db of a directory.
-type Store struct{ storage.Store }
+type Store struct {
+	*table.Table
+
+	image      *image
+	log        *slog.Logger
+	applied    atomic.Uint64
+	checkpoint sync.Mutex // one at a time
+}
 
 var _ storage.Store = (*Store)(nil)
 
-// Open opens or creates the store in dir. It fails with storage.ErrLocked if
-// another process has it open and with storage.ErrCorrupt if msgs.db is not a
-// message store or damaged beyond use.
+// Open opens or creates the store in dir, which it creates too. It fails with
+// storage.ErrLocked if another process has it open and with
+// storage.ErrCorrupt if msgs.db is not a message store or damaged beyond use.
+// It reads summaries, not messages.
 func Open(dir string, o Options) (*Store, error) {
-	return &Store{}, nil
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open message store: %w", err)
+	}
+	path := filepath.Join(dir, FileName)
+	db, err := boltfile.Open(path, bbolt.Options{
+		// The list of free pages is part of every commit (8 octets a free
+		// page), or opening would have to walk the whole file.
+		NoFreelistSync:  false,
+		FreelistType:    bbolt.FreelistMapType,
+		InitialMmapSize: mmapSize,
+		NoStatistics:    true,
+		NoSync:          o.noSync,
+	}, create)
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{image: &image{path: path, db: db}, log: o.Log}
+	s.Table = table.New(s.image, path)
+	if err := s.load(); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
+}
+
+// create lays out a new file.
+func create(tx *bbolt.Tx) error {
+	for _, b := range buckets {
+		if _, err := tx.CreateBucket(b); err != nil {
+			return err
+		}
+	}
+	v := make([]byte, overhead+16)
+	_, _ = rand.Read(v[overhead:]) // never fails
+	uid := [16]byte(v[overhead:])
+	b := tx.Bucket(bucketStore)
+	// The identity is sealed with no identity: it is what says which.
+	if err := b.Put(keyIdentity, newSealer([16]byte{}, bucketStore).finish(keyIdentity, v)); err != nil {
+		return err
+	}
+	state := encodeState(0, storage.State{First: 1}, 1, nil)
+	return b.Put(keyState, newSealer(uid, bucketStore).finish(keyState, state))
+}
+
+// load fills the table with what the file says it holds.
+func (s *Store) load() error {
+	im := s.image
+	var st storage.State
+	err := im.view(func(tx *bbolt.Tx) error {
+		for _, b := range buckets {
+			if tx.Bucket(b) == nil {
+				return &storage.CorruptError{File: im.path, Reason: fmt.Sprintf("not a message store, it has no bucket %q", b)}
+			}
+		}
+		b := tx.Bucket(bucketStore)
+		c, err := newSealer([16]byte{}, bucketStore).open(keyIdentity, b.Get(keyIdentity))
+		if err != nil || len(c) != 16 {
+			return im.corruptIndex("identity of the store", errors.Join(err, errLayout))
+		}
+		im.seals([16]byte(c))
+		c, err = im.store.open(keyState, b.Get(keyState))
+		if err != nil {
+			return im.corruptIndex("summary of the store", err)
+		}
+		lsn, state, nextID, spans, err := decodeState(c)
+		if err != nil {
+			return im.corruptIndex("summary of the store", err)
+		}
+		st = state
+		s.applied.Store(uint64(lsn))
+		table.Restore(s.Table, st, nextID, spans)
+		if err := s.loadPages(tx); err != nil {
+			return err
+		}
+		return s.loadSubjects(tx)
+	})
+	if err != nil {
+		return fmt.Errorf("open message store: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) loadPages(tx *bbolt.Tx) error {
+	c := tx.Bucket(bucketGone).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		bits, err := s.image.gone.open(k, v)
+		p := &table.Page{}
+		if err == nil && (len(k) != 8 || len(bits) != 8*len(p.Bits)) {
+			err = errLayout
+		}
+		if err != nil {
+			return s.image.corruptIndex("index of deleted messages", err)
+		}
+		for i := range p.Bits {
+			p.Bits[i] = binary.LittleEndian.Uint64(bits[8*i:])
+		}
+		table.AddPage(s.Table, binary.BigEndian.Uint64(k), p)
+	}
+	return nil
+}
+
+func (s *Store) loadSubjects(tx *bbolt.Tx) error {
+	c := tx.Bucket(bucketSubj).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		n, err := s.image.subj.open(k, v)
+		var sub table.Subject
+		if err == nil {
+			n, err = decodeNumbers(n, &sub.ID, &sub.Msgs, &sub.Bytes, &sub.First, &sub.Last)
+		}
+		if err == nil && len(n) > 0 {
+			err = errLayout
+		}
+		if err != nil {
+			return s.image.corruptIndex(fmt.Sprintf("summary of subject %q", k), err)
+		}
+		sub.Name = string(k)
+		sub.Last += sub.First
+		table.AddSubject(s.Table, sub)
+	}
+	return nil
+}
+
+// Applied returns the LSN that the file reflects; see storage.Store.
+func (s *Store) Applied() storage.LSN { return storage.LSN(s.applied.Load()) }
+
+// KVs calls fn for the durable keyed state; see storage.Store.
+func (s *Store) KVs(prefix string, fn func(key string, value []byte) error) error {
+	if s.Closed() {
+		return storage.ErrClosed
+	}
+	im := s.image
+	var kvs []storage.KV
+	err := im.view(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketKV).Cursor()
+		for k, v := c.Seek([]byte(prefix)); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
+			content, err := im.kv.open(k, v)
+			if err != nil {
+				return im.corruptIndex(fmt.Sprintf("state under key %q", k), err)
+			}
+			kvs = append(kvs, storage.KV{Key: string(k), Value: bytes.Clone(content)})
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read %s: %w", im.path, err)
+	}
+	// fn is free to do what it likes: no transaction is open.
+	for _, kv := range kvs {
+		if err := fn(kv.Key, kv.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close releases the file without a checkpoint; it waits for one that runs.
+func (s *Store) Close() error {
+	s.Table.Close()
+	s.checkpoint.Lock()
+	defer s.checkpoint.Unlock()
+	if err := s.image.db.Close(); err != nil {
+		return fmt.Errorf("close %s: %w", s.image.path, err)
+	}
+	return nil
+}
+
+// Destroy closes the store and removes its file, and its directory if nothing
+// else is in it.
+func (s *Store) Destroy() error {
+	if err := s.Close(); err != nil {
+		return err
+	}
+	if err := os.Remove(s.image.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("destroy message store: %w", err)
+	}
+	dir := filepath.Dir(s.image.path)
+	if os.Remove(dir) == nil {
+		dir = filepath.Dir(dir)
+	}
+	if err := boltfile.SyncDir(dir); err != nil {
+		return fmt.Errorf("destroy message store: %w", err)
+	}
+	return nil
 }

@@ -40,7 +40,7 @@ func (t *Table) Load(seq uint64) (storage.Message, error) {
 	}
 	t.mu.RUnlock()
 	if t.image == nil {
-		return storage.Message{}, errMissing(seq)
+		return storage.Message{}, t.errMissing(seq)
 	}
 	if r := t.runs.get(seq); r != nil {
 		if i, ok := r.find(seq); ok {
@@ -61,7 +61,7 @@ func (t *Table) Load(seq uint64) (storage.Message, error) {
 	case err != nil:
 		return storage.Message{}, fmt.Errorf("load message %d: %w", seq, err)
 	}
-	return storage.Message{}, errMissing(seq)
+	return storage.Message{}, t.errMissing(seq)
 }
 
 // run is a stretch of messages read from the image: all it held in
@@ -166,7 +166,7 @@ func (t *Table) scan(f storage.Filter, all bool, seq uint64, budget int) (m stor
 		end := t.diskEnd()
 		t.mu.RUnlock()
 		if e >= end {
-			return m, 0, errMissing(e)
+			return m, 0, t.errMissing(e)
 		}
 		r := t.runs.get(e)
 		if r == nil {
@@ -197,7 +197,7 @@ func (t *Table) scan(f storage.Filter, all bool, seq uint64, budget int) (m stor
 			}
 			if i == len(r.msgs) || r.msgs[i].Seq != e {
 				t.mu.RUnlock()
-				return m, 0, errMissing(e)
+				return m, 0, t.errMissing(e)
 			}
 			budget--
 			if all || f.Match(r.msgs[i].Subject) {
@@ -453,7 +453,7 @@ func (t *Table) Range(seq uint64, fn func(storage.Message) bool) error {
 		case !ok:
 			return nil
 		case e >= end:
-			return errMissing(e)
+			return t.errMissing(e)
 		default:
 			r := t.runs.get(e)
 			if r == nil {
@@ -484,7 +484,7 @@ func (t *Table) Range(seq uint64, fn func(storage.Message) bool) error {
 						break // seq is e: found missing the next time
 					}
 					t.mu.RUnlock()
-					return errMissing(e)
+					return t.errMissing(e)
 				}
 				buf = append(buf, r.msgs[i])
 				seq = e + 1

@@ -36,6 +36,10 @@ type Meta struct {
 	Err     error  // a *storage.CorruptError: the other fields are best guesses
 }
 
+// MaxSubject is the length in octets of the longest subject that is stored; it
+// has to be a key of the image.
+const MaxSubject = 32_768
+
 // End, as the end of what a look-up covers, says that nothing lies beyond.
 const End = math.MaxUint64
 
@@ -60,6 +64,7 @@ type Image interface {
 
 // Table implements the message half of storage.Store.
 type Table struct {
+	path  string
 	image Image // nil: everything is in memory
 
 	mu        sync.RWMutex
@@ -90,9 +95,11 @@ type Table struct {
 	matches matchCache
 }
 
-// New returns an empty table over an image, which is empty too or nil.
-func New(image Image) *Table {
+// New returns an empty table over an image, which is empty too or nil; path
+// names the image's file in errors.
+func New(image Image, path string) *Table {
 	t := &Table{
+		path:     path,
 		image:    image,
 		first:    1,
 		subjects: make(map[string]*subj),
@@ -174,6 +181,9 @@ func (t *Table) Append(m storage.Message) (uint64, error) {
 	defer t.mu.Unlock()
 	if t.closed {
 		return 0, storage.ErrClosed
+	}
+	if len(m.Subject) == 0 || len(m.Subject) > MaxSubject {
+		return 0, fmt.Errorf("store message: a subject of %d octets, allowed are 1 to %d", len(m.Subject), MaxSubject)
 	}
 	seq := t.last + 1
 	if m.Seq > seq {
@@ -424,7 +434,7 @@ func (t *Table) meta(seq uint64) (Meta, error) {
 	if seq != t.first {
 		ms, _, err := t.image.Metas(seq, seq, 1, nil)
 		if err != nil || len(ms) == 0 {
-			return Meta{Seq: seq, Err: errMissing(seq)}, err
+			return Meta{Seq: seq, Err: t.errMissing(seq)}, err
 		}
 		return ms[0], nil
 	}
@@ -435,13 +445,13 @@ func (t *Table) meta(seq uint64) (Meta, error) {
 		return Meta{}, err
 	}
 	if len(t.front) == 0 || t.front[0].Seq != seq {
-		return Meta{Seq: seq, Err: errMissing(seq)}, nil
+		return Meta{Seq: seq, Err: t.errMissing(seq)}, nil
 	}
 	return t.front[0], nil
 }
 
-func errMissing(seq uint64) error {
-	return &storage.CorruptError{Seq: seq, Reason: "it should be there and is not"}
+func (t *Table) errMissing(seq uint64) error {
+	return &storage.CorruptError{File: t.path, Seq: seq, Reason: "it should be there and is not"}
 }
 
 func (t *Table) timeOf(seq uint64) (int64, error) {
@@ -449,7 +459,7 @@ func (t *Table) timeOf(seq uint64) (int64, error) {
 		return sl.time, nil
 	}
 	if t.image == nil {
-		return 0, errMissing(seq)
+		return 0, t.errMissing(seq)
 	}
 	m, err := t.meta(seq)
 	return m.Time, err
@@ -461,7 +471,7 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 		return sl.subj, sl.size(), nil
 	}
 	if t.image == nil {
-		return nil, 0, errMissing(seq)
+		return nil, 0, t.errMissing(seq)
 	}
 	m, err := t.meta(seq)
 	if err != nil {
@@ -495,7 +505,7 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 		}
 	}
 	if m.Err == nil {
-		m.Err = errMissing(seq)
+		m.Err = t.errMissing(seq)
 	}
 	return nil, 0, m.Err
 }

@@ -1,0 +1,107 @@
+// Package boltfile opens bbolt files the way all of Petiole's storage needs it:
+// never hanging on a lock, never leaving a half-made file behind, and turning
+// what bbolt reports by panicking, and what a failing disk does to a memory
+// map, into errors.
+package boltfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
+
+	"petiole/storage"
+)
+
+// LockTimeout is how long Open waits for another process to let go of a file.
+const LockTimeout = time.Second
+
+// Open opens the file at path. If there is none it is created (mode 0600), and
+// appears under its name only once init has succeeded and everything is on
+// disk. Errors are storage.ErrLocked if another process has it open, and
+// storage.ErrCorrupt if it is not a database or a damaged one.
+func Open(path string, o bbolt.Options, init func(*bbolt.Tx) error) (*bbolt.DB, error) {
+	if o.Timeout == 0 {
+		o.Timeout = LockTimeout
+	}
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = create(path, o, init)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create %s: %w", path, err)
+	}
+	return open(path, o)
+}
+
+func open(path string, o bbolt.Options) (db *bbolt.DB, err error) {
+	err = Guard(path, func() (err error) {
+		db, err = bbolt.Open(path, 0o600, &o)
+		return err
+	})
+	switch {
+	case err == nil:
+		return db, nil
+	case errors.Is(err, berrors.ErrTimeout):
+		return nil, fmt.Errorf("open %s: %w", path, storage.ErrLocked)
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
+		return nil, &storage.CorruptError{File: path, Reason: "not a database of this kind (" + err.Error() + "), move it away or restore it"}
+	case errors.Is(err, storage.ErrCorrupt):
+		return nil, err
+	}
+	return nil, fmt.Errorf("open %s: %w", path, err)
+}
+
+func create(path string, o bbolt.Options, init func(*bbolt.Tx) error) error {
+	tmp := path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	db, err := open(tmp, o)
+	if err != nil {
+		return err
+	}
+	if init != nil {
+		err = db.Update(init)
+	}
+	if err = errors.Join(err, db.Sync(), db.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes creations and removals in dir durable.
+func SyncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// Guard runs fn, which works on the file at path, and returns its error; a
+// panic or a fault in it (a page that cannot be read, a structure that makes
+// no sense) becomes a storage.CorruptError, and a closed database
+// storage.ErrClosed.
+func Guard(path string, fn func() error) (err error) {
+	old := debug.SetPanicOnFault(true)
+	defer func() {
+		debug.SetPanicOnFault(old)
+		if r := recover(); r != nil {
+			err = &storage.CorruptError{File: path, Reason: fmt.Sprint(r)}
+		}
+	}()
+	if err = fn(); errors.Is(err, berrors.ErrDatabaseNotOpen) {
+		return storage.ErrClosed
+	}
+	return err
+}

@@ -1,0 +1,265 @@
+package msgstore
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+
+	"go.etcd.io/bbolt"
+
+	"petiole/storage"
+	"petiole/storage/internal/boltfile"
+	"petiole/storage/internal/table"
+)
+
+// image is the durable half: what the file holds. It reads, and copies what it
+// reads before the transaction ends; nothing of it points into the memory map.
+type image struct {
+	path   string
+	db     *bbolt.DB
+	uid    [16]byte
+	store  sealer
+	msgs   sealer
+	subj   sealer
+	post   sealer
+	gone   sealer
+	kv     sealer
+	failed atomic.Bool
+}
+
+var _ table.Image = (*image)(nil)
+
+func (im *image) seals(uid [16]byte) {
+	im.uid = uid
+	im.store = newSealer(uid, bucketStore)
+	im.msgs = newSealer(uid, bucketMsgs)
+	im.subj = newSealer(uid, bucketSubj)
+	im.post = newSealer(uid, bucketPost)
+	im.gone = newSealer(uid, bucketGone)
+	im.kv = newSealer(uid, bucketKV)
+}
+
+func (im *image) view(fn func(tx *bbolt.Tx) error) error {
+	return boltfile.Guard(im.path, func() error { return im.db.View(fn) })
+}
+
+func (im *image) corrupt(seq uint64, err error) error {
+	return &storage.CorruptError{File: im.path, Seq: seq, Reason: err.Error()}
+}
+
+func (im *image) corruptIndex(what string, err error) error {
+	return &storage.CorruptError{File: im.path, Reason: what + ": " + err.Error()}
+}
+
+// raw is a copied value of the bucket of messages.
+type raw struct {
+	seq uint64
+	v   []byte
+}
+
+// read copies the values in [from, to] out of the file, at least one and then
+// no more than max or maxBytes allow.
+func (im *image) read(from, to uint64, max, maxBytes int) (rs []raw, through uint64, err error) {
+	through = to
+	err = im.view(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketMsgs).Cursor()
+		total := 0
+		for k, v := c.Seek(seqKey(from)); k != nil; k, v = c.Next() {
+			if len(k) != 8 {
+				return im.corruptIndex("bucket of messages", errLayout)
+			}
+			seq := binary.BigEndian.Uint64(k)
+			if seq > to {
+				break
+			}
+			if len(rs) > 0 && (len(rs) >= max || total+len(v) > maxBytes) {
+				through = seq - 1
+				break
+			}
+			rs = append(rs, raw{seq, v})
+			total += len(v)
+			if seq == to {
+				break
+			}
+		}
+		buf := make([]byte, 0, total)
+		for i := range rs {
+			n := len(buf)
+			buf = append(buf, rs[i].v...)
+			rs[i].v = buf[n:len(buf):len(buf)]
+		}
+		return nil
+	})
+	return rs, through, err
+}
+
+func (im *image) decode(r raw) (storage.Message, error) {
+	var key [8]byte
+	binary.BigEndian.PutUint64(key[:], r.seq)
+	c, err := im.msgs.open(key[:], r.v)
+	if err != nil {
+		return storage.Message{}, im.corrupt(r.seq, err)
+	}
+	m, err := decodeMessage(r.seq, c)
+	if err != nil {
+		return storage.Message{}, im.corrupt(r.seq, err)
+	}
+	return m, nil
+}
+
+// Run implements table.Image.
+func (im *image) Run(from, to uint64, max, maxBytes int) ([]storage.Message, uint64, error) {
+	rs, through, err := im.read(from, to, max, maxBytes)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read %s: %w", im.path, err)
+	}
+	msgs := make([]storage.Message, 0, len(rs))
+	for i, r := range rs {
+		m, err := im.decode(r)
+		switch {
+		case err == nil:
+			msgs = append(msgs, m)
+		case i == 0:
+			return nil, 0, err
+		default:
+			return msgs, r.seq - 1, nil
+		}
+	}
+	return msgs, through, nil
+}
+
+// metaBytes bounds what one call of Metas copies.
+const metaBytes = 256 << 10
+
+// Metas implements table.Image.
+func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta, uint64, error) {
+	rs, through, err := im.read(from, to, max, metaBytes)
+	if err != nil {
+		return dst, 0, fmt.Errorf("read %s: %w", im.path, err)
+	}
+	for _, r := range rs {
+		m, err := im.decode(r)
+		if err != nil && len(r.v) > overhead {
+			// As good as it gets without trusting anything.
+			m, _ = decodeMessage(r.seq, r.v[overhead:])
+		}
+		dst = append(dst, table.Meta{Seq: r.seq, Time: m.Time, Subject: m.Subject, Size: m.Size(), Err: err})
+	}
+	return dst, through, nil
+}
+
+// block is a cursor over the blocks of postings of one subject.
+type block struct {
+	c    *bbolt.Cursor
+	id   uint64
+	k, v []byte
+}
+
+// at moves to the last block with a base at or below seq; failing that, to the
+// first. It reports whether there is one.
+func (b *block) at(seq uint64) bool {
+	key := postKey(b.id, seq)
+	b.k, b.v = b.c.Seek(key)
+	if b.ok() && b.base() == seq {
+		return true
+	}
+	k, v := b.k, b.v
+	if k == nil {
+		b.k, b.v = b.c.Last()
+	} else {
+		b.k, b.v = b.c.Prev()
+	}
+	if b.ok() {
+		return true
+	}
+	b.k, b.v = k, v
+	if k != nil {
+		b.k, b.v = b.c.Seek(key)
+	}
+	return b.ok()
+}
+
+func (b *block) ok() bool {
+	return len(b.k) == 16 && binary.BigEndian.Uint64(b.k) == b.id
+}
+
+func (b *block) base() uint64 { return binary.BigEndian.Uint64(b.k[8:]) }
+
+func (b *block) next() bool {
+	b.k, b.v = b.c.Next()
+	return b.ok()
+}
+
+func (b *block) prev() bool {
+	b.k, b.v = b.c.Prev()
+	return b.ok()
+}
+
+func (im *image) posts(b *block, dst []uint64) ([]uint64, error) {
+	c, err := im.post.open(b.k, b.v)
+	if err == nil {
+		dst, err = decodePosts(c, b.base(), dst)
+	}
+	if err != nil {
+		return dst, im.corruptIndex(fmt.Sprintf("index of subject number %d", b.id), err)
+	}
+	return dst, nil
+}
+
+// Posts implements table.Image.
+func (im *image) Posts(id, from uint64, n int, dst []uint64) ([]uint64, uint64, error) {
+	through := uint64(table.End)
+	had := len(dst)
+	err := im.view(func(tx *bbolt.Tx) error {
+		dst, through = dst[:had], table.End
+		b := &block{c: tx.Bucket(bucketPost).Cursor(), id: id}
+		for ok := b.at(from); ok; ok = b.next() {
+			if len(dst)-had >= n {
+				through = b.base() - 1
+				return nil
+			}
+			at := len(dst)
+			var err error
+			if dst, err = im.posts(b, dst); err != nil {
+				return err
+			}
+			skip := at
+			for skip < len(dst) && dst[skip] < from {
+				skip++
+			}
+			dst = append(dst[:at], dst[skip:]...)
+		}
+		return nil
+	})
+	if err != nil {
+		return dst[:had], 0, fmt.Errorf("read %s: %w", im.path, err)
+	}
+	return dst, through, nil
+}
+
+// PostsBefore implements table.Image.
+func (im *image) PostsBefore(id, upto uint64, dst []uint64) ([]uint64, uint64, error) {
+	var down uint64
+	had := len(dst)
+	err := im.view(func(tx *bbolt.Tx) error {
+		b := &block{c: tx.Bucket(bucketPost).Cursor(), id: id}
+		if !b.at(upto) || b.base() > upto {
+			return nil
+		}
+		var err error
+		if dst, err = im.posts(b, dst); err != nil {
+			return err
+		}
+		for len(dst) > had && dst[len(dst)-1] > upto {
+			dst = dst[:len(dst)-1]
+		}
+		if base := b.base(); b.prev() {
+			down = base
+		}
+		return nil
+	})
+	if err != nil {
+		return dst[:had], 0, fmt.Errorf("read %s: %w", im.path, err)
+	}
+	return dst, down, nil
+}
