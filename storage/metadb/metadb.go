@@ -14,21 +14,16 @@ package metadb
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
 	"path/filepath"
-	"time"
 
 	"go.etcd.io/bbolt"
-	berrors "go.etcd.io/bbolt/errors"
 
 	"petiole/storage"
+	"petiole/storage/internal/boltfile"
 )
-
-// LockTimeout is how long Open waits for another process to let go of the file.
-const LockTimeout = time.Second
 
 const (
 	version  = 1
@@ -49,46 +44,18 @@ type DB struct {
 	db   *bbolt.DB
 }
 
-// Open opens or creates the file at path (mode 0600). It fails with
-// storage.ErrLocked if another process holds it for longer than LockTimeout,
-// and with storage.ErrCorrupt if the file is not a database.
-func Open(path string) (d *DB, err error) {
-	// bbolt asserts its page structure by panicking.
-	defer func() {
-		if r := recover(); r != nil {
-			d, err = nil, &storage.CorruptError{File: path, Reason: fmt.Sprint(r)}
-		}
-	}()
-	_, statErr := os.Stat(path)
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
-		Timeout:      LockTimeout,
-		FreelistType: bbolt.FreelistMapType,
-	})
-	switch {
-	case err == nil:
-	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("open %s: %w", path, storage.ErrLocked)
-	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
-		return nil, &storage.CorruptError{File: path, Reason: "not a usable database: " + err.Error()}
-	default:
+// Open opens or creates the file at path (mode 0600) and its directory. It
+// fails with storage.ErrLocked if another process holds the file and with
+// storage.ErrCorrupt if it is not a database.
+func Open(path string) (*DB, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	if statErr != nil {
-		// A new file: its directory entry must survive a power cut too.
-		if err := syncDir(filepath.Dir(path)); err != nil {
-			_ = db.Close()
-			return nil, fmt.Errorf("open %s: %w", path, err)
-		}
+	db, err := boltfile.Open(path, bbolt.Options{FreelistType: bbolt.FreelistMapType, NoStatistics: true}, nil)
+	if err != nil {
+		return nil, err
 	}
 	return &DB{path: path, db: db}, nil
-}
-
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
 }
 
 // Path returns the file's path.
@@ -97,7 +64,7 @@ func (d *DB) Path() string { return d.path }
 // Get returns a copy of the value under key, or storage.ErrNotFound.
 func (d *DB) Get(bucket, key string) ([]byte, error) {
 	var out []byte
-	err := d.db.View(func(tx *bbolt.Tx) error {
+	err := d.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(bucket))
 		if b == nil {
 			return storage.ErrNotFound
@@ -107,7 +74,7 @@ func (d *DB) Get(bucket, key string) ([]byte, error) {
 			return storage.ErrNotFound
 		}
 		c, err := d.open(bucket, key, v)
-		out = bytes.Clone(c)
+		out = append([]byte{}, c...) // empty, not nil, if it is empty
 		return err
 	})
 	if err != nil {
@@ -119,7 +86,7 @@ func (d *DB) Get(bucket, key string) ([]byte, error) {
 // Put writes all entries in one transaction, which is on disk when Put
 // returns; either all of them are or, after an error, none.
 func (d *DB) Put(bucket string, kvs ...KV) error {
-	err := d.db.Update(func(tx *bbolt.Tx) error {
+	err := d.update(func(tx *bbolt.Tx) error {
 		b, err := tx.CreateBucketIfNotExists([]byte(bucket))
 		if err != nil {
 			return err
@@ -144,10 +111,10 @@ func (d *DB) Put(bucket string, kvs ...KV) error {
 
 // ForEach calls fn for the entries of bucket whose key begins with prefix, in
 // key order, until fn returns an error, which it returns. value is fn's to
-// keep. fn must not call Put.
+// keep, and fn may call any method: it sees what was there when ForEach began.
 func (d *DB) ForEach(bucket, prefix string, fn func(key string, value []byte) error) error {
-	var fnErr error
-	err := d.db.View(func(tx *bbolt.Tx) error {
+	var kvs []KV
+	err := d.view(func(tx *bbolt.Tx) error {
 		b := tx.Bucket([]byte(bucket))
 		if b == nil {
 			return nil
@@ -158,17 +125,17 @@ func (d *DB) ForEach(bucket, prefix string, fn func(key string, value []byte) er
 			if err != nil {
 				return err
 			}
-			if fnErr = fn(string(k), bytes.Clone(content)); fnErr != nil {
-				return nil
-			}
+			kvs = append(kvs, KV{string(k), bytes.Clone(content)})
 		}
 		return nil
 	})
-	if fnErr != nil {
-		return fnErr
-	}
 	if err != nil {
 		return d.wrap("read", bucket, prefix, err)
+	}
+	for _, kv := range kvs {
+		if err := fn(kv.Key, kv.Value); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -181,10 +148,15 @@ func (d *DB) Close() error {
 	return nil
 }
 
+func (d *DB) view(fn func(*bbolt.Tx) error) error {
+	return boltfile.Guard(d.path, func() error { return d.db.View(fn) })
+}
+
+func (d *DB) update(fn func(*bbolt.Tx) error) error {
+	return boltfile.Guard(d.path, func() error { return d.db.Update(fn) })
+}
+
 func (d *DB) wrap(op, bucket, key string, err error) error {
-	if errors.Is(err, berrors.ErrDatabaseNotOpen) {
-		err = storage.ErrClosed
-	}
 	if key != "" {
 		bucket += "/" + key
 	}

@@ -1,0 +1,164 @@
+package metadb
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"petiole/storage"
+)
+
+func openTest(t *testing.T, path string) *DB {
+	t.Helper()
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = d.Close() })
+	return d
+}
+
+func TestPutGet(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sub", "meta.db")
+	d := openTest(t, path)
+	if _, err := d.Get("b", "k"); !errors.Is(err, storage.ErrNotFound) {
+		t.Fatalf("Get from an empty file: %v", err)
+	}
+	if err := d.Put("b", KV{"k", []byte("v")}, KV{"empty", []byte{}}, KV{"gone", []byte("x")}, KV{"k2", []byte("v2")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Put("b", KV{"gone", nil}, KV{"never", nil}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Put("other", KV{"k", []byte("w")}); err != nil {
+		t.Fatal(err)
+	}
+	check := func() {
+		t.Helper()
+		for _, c := range []struct{ bucket, key, want string }{{"b", "k", "v"}, {"b", "empty", ""}, {"other", "k", "w"}} {
+			if v, err := d.Get(c.bucket, c.key); err != nil || v == nil || string(v) != c.want {
+				t.Errorf("Get(%s, %s) = %q, %v", c.bucket, c.key, v, err)
+			}
+		}
+		if v, err := d.Get("b", "gone"); !errors.Is(err, storage.ErrNotFound) {
+			t.Errorf("deleted key: %q, %v", v, err)
+		}
+		var got []string
+		if err := d.ForEach("b", "k", func(k string, v []byte) error {
+			got = append(got, fmt.Sprintf("%s=%s", k, v))
+			return d.Put("seen", KV{k, v}) // fn may write
+		}); err != nil || !slices.Equal(got, []string{"k=v", "k2=v2"}) {
+			t.Errorf("ForEach: %q, %v", got, err)
+		}
+	}
+	check()
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Get("b", "k"); !errors.Is(err, storage.ErrClosed) {
+		t.Errorf("Get after Close: %v", err)
+	}
+	if err := d.Put("b", KV{"k", []byte("v")}); !errors.Is(err, storage.ErrClosed) {
+		t.Errorf("Put after Close: %v", err)
+	}
+	d = openTest(t, path)
+	check()
+	stop := errors.New("stop")
+	if err := d.ForEach("b", "", func(string, []byte) error { return stop }); !errors.Is(err, stop) {
+		t.Errorf("ForEach hides fn's error: %v", err)
+	}
+}
+
+func TestPutIsAtomic(t *testing.T) {
+	d := openTest(t, filepath.Join(t.TempDir(), "meta.db"))
+	if err := d.Put("b", KV{"k", []byte("v")}, KV{"", []byte("a key is required")}); err == nil {
+		t.Fatal("an empty key is accepted")
+	}
+	if v, err := d.Get("b", "k"); !errors.Is(err, storage.ErrNotFound) {
+		t.Fatalf("half a Put: %q, %v", v, err)
+	}
+}
+
+func TestOpenFailures(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "meta.db")
+	d := openTest(t, path)
+	if _, err := Open(path); !errors.Is(err, storage.ErrLocked) || !strings.Contains(err.Error(), path) {
+		t.Errorf("second Open: %v", err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, bytes.Repeat([]byte("not bolt "), 4000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(path); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), path) {
+		t.Errorf("Open of a foreign file: %v", err)
+	}
+	if _, err := Open(filepath.Join(path, "below", "a", "file")); err == nil {
+		t.Error("Open below a file succeeds")
+	}
+}
+
+// A crash while the file was being made must not be in the way of making it.
+func TestHalfMadeFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "meta.db")
+	if err := os.WriteFile(path+".new", make([]byte, 5000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := openTest(t, path)
+	if err := d.Put("b", KV{"k", []byte("v")}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFlippedBit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "meta.db")
+	d := openTest(t, path)
+	if err := d.Put("b", KV{"good", []byte("0123456789")}, KV{"bad", []byte("find this value")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	flipped := 0
+	for i := 0; ; flipped++ {
+		j := bytes.Index(raw[i:], []byte("find this value"))
+		if j < 0 {
+			break
+		}
+		i += j + 1
+		raw[i] ^= 4
+	}
+	if flipped == 0 {
+		t.Fatal("the value is not in the file")
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d = openTest(t, path)
+	if v, err := d.Get("b", "bad"); !errors.Is(err, storage.ErrCorrupt) || v != nil {
+		t.Errorf("damaged value: %q, %v", v, err)
+	}
+	if v, err := d.Get("b", "good"); err != nil || string(v) != "0123456789" {
+		t.Errorf("value beside it: %q, %v", v, err)
+	}
+	if err := d.ForEach("b", "", func(string, []byte) error { return nil }); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("ForEach over a damaged value: %v", err)
+	}
+	// Writing it anew heals it.
+	if err := d.Put("b", KV{"bad", []byte("new")}); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := d.Get("b", "bad"); err != nil || string(v) != "new" {
+		t.Errorf("rewritten value: %q, %v", v, err)
+	}
+}
