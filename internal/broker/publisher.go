@@ -41,7 +41,7 @@ type Publisher struct {
 
 // Subjects are classified once per cache entry.
 const (
-	noteValid     = 1 << iota // well-formed, without wildcard
+	noteValid     = 1 << iota // well-formed
 	notePermitted             // and the client may publish to it
 )
 
@@ -58,7 +58,10 @@ func newPublisher(a *Account, c *client) *Publisher {
 	p := &Publisher{acc: a, client: c}
 	p.root = p
 	p.cache = subject.NewCache(&a.index, maxCached, func(subj []byte) uint8 {
-		if !subject.ValidLiteral(subj) {
+		// Requests of the JetStream API carry filters in their subjects
+		// ("$JS.API.CONSUMER.CREATE.S.C.orders.>"): in what is published, "*"
+		// and ">" are tokens like others.
+		if !subject.Valid(subj) {
 			return 0
 		}
 		if c != nil && !c.perms.mayPublish(subj) {

@@ -19,6 +19,7 @@ import (
 	"petiole/internal/jetstream/command"
 	"petiole/internal/jetstream/consumer"
 	"petiole/internal/jetstream/stream"
+	"petiole/internal/subject"
 	"petiole/storage"
 	"petiole/storage/memstore"
 	"petiole/storage/metadb"
@@ -336,23 +337,27 @@ func cloneMsg(m *broker.Msg) *broker.Msg {
 }
 
 // publish hands a message to the log. The slices are not retained.
-func (s *Stream) publish(subject, reply, header, data []byte) {
+func (s *Stream) publish(subj, reply, header, data []byte) {
 	e := s.e
 	cfg := s.cfg.Load()
 	if cfg.NoAck {
 		reply = nil
 	}
-	if refused := e.room(s, len(subject)+len(header)+len(data)); refused != nil {
+	if subject.HasWildcard(subj) { // nobody could ask for it by subject
+		s.answer(reply, api.ErrBadRequest)
+		return
+	}
+	if refused := e.room(s, len(subj)+len(header)+len(data)); refused != nil {
 		s.answer(reply, refused)
 		return
 	}
 	if s.memory {
-		s.publishMemory(subject, reply, header, data)
+		s.publishMemory(subj, reply, header, data)
 		return
 	}
 	p := pubPool.Get().(*pubReq)
 	p.reply = append(p.reply[:0], reply...)
-	p.head = command.AppendPublishHead(p.head[:0], time.Now().UnixNano(), subject, len(header))
+	p.head = command.AppendPublishHead(p.head[:0], time.Now().UnixNano(), subj, len(header))
 	p.parts = [3][]byte{p.head, header, data}
 	if err := e.prop.Propose(s.group, p, p.parts[:]...); err != nil {
 		p.release()
