@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -127,11 +126,7 @@ func (e *Engine) openStore(g storage.GroupID, t api.StorageType) (storage.Store,
 	if err := e.o.FS.MkdirAll(dir); err != nil {
 		return nil, err
 	}
-	return openFileStore(dir, e.log)
-}
-
-var openFileStore = func(dir string, log *slog.Logger) (storage.Store, error) {
-	return msgstore.Open(dir, msgstore.Options{Log: log})
+	return msgstore.Open(dir, msgstore.Options{Log: e.log})
 }
 
 // newStream makes a stream over an open store.

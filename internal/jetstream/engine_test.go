@@ -1,0 +1,196 @@
+package jetstream
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/internal/broker"
+	"petiole/storage"
+)
+
+// node is a broker with an engine.
+type node struct {
+	t    *testing.T
+	dir  string
+	srv  *broker.Server
+	e    *Engine
+	fail chan error
+}
+
+func startNode(t *testing.T, dir string, tweak ...func(*Options)) *node {
+	t.Helper()
+	n := &node{t: t, dir: dir, fail: make(chan error, 1)}
+	srv, err := broker.New(broker.Options{
+		Host: "127.0.0.1", Port: -1, JetStream: true,
+		AfterRead: func() {
+			if n.e != nil {
+				n.e.AfterRead()
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := Options{
+		Account: srv.Account(), Dir: dir, SegmentSize: 1 << 20,
+		OnFail: func(err error) { n.fail <- err },
+	}
+	if testing.Verbose() {
+		o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	}
+	for _, f := range tweak {
+		f(&o)
+	}
+	if n.e, err = Open(o); err != nil {
+		t.Fatal(err)
+	}
+	if err := srv.Start(); err != nil {
+		t.Fatal(err)
+	}
+	n.srv = srv
+	t.Cleanup(n.stop)
+	return n
+}
+
+func (n *node) stop() { n.end(true) }
+
+// crash ends the node without a checkpoint.
+func (n *node) crash() { n.end(false) }
+
+func (n *node) end(checkpoint bool) {
+	if n.srv == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := n.srv.Shutdown(ctx); err != nil {
+		n.t.Error(err)
+	}
+	if err := n.e.close(checkpoint); err != nil {
+		n.t.Error(err)
+	}
+	n.srv = nil
+	select {
+	case err := <-n.fail:
+		n.t.Errorf("the storage failed: %v", err)
+	default:
+	}
+}
+
+func (n *node) connect() (*nats.Conn, jetstream.JetStream) {
+	n.t.Helper()
+	nc, err := nats.Connect(n.srv.ClientURL(), nats.ClosedHandler(func(c *nats.Conn) { n.t.Log("closed:", c.LastError()) }), nats.DisconnectErrHandler(func(c *nats.Conn, err error) { n.t.Log("disconnected:", err, c.LastError()) }))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return nc, js
+}
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestPublishAndRecover(t *testing.T) {
+	for _, tc := range []struct {
+		name       string
+		checkpoint bool
+		sync       time.Duration
+	}{
+		{"checkpoint at the end", true, 0},
+		{"replay of the log", false, 0},
+		{"replay, deferred sync", false, 50 * time.Millisecond},
+		{"checkpoint, deferred sync", true, 50 * time.Millisecond},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			tweak := func(o *Options) { o.SyncInterval = tc.sync }
+			n := startNode(t, dir, tweak)
+			_, js := n.connect()
+			ctx := testContext(t)
+			if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}}); err != nil {
+				t.Fatal(err)
+			}
+			var acks []jetstream.PubAckFuture
+			for i := range 500 {
+				f, err := js.PublishAsync(fmt.Sprintf("s.%d", i%7), fmt.Appendf(nil, "message %d", i), jetstream.WithMsgID(fmt.Sprintf("id-%d", i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				acks = append(acks, f)
+			}
+			<-js.PublishAsyncComplete()
+			for i, f := range acks {
+				select {
+				case a := <-f.Ok():
+					if a.Sequence != uint64(i+1) || a.Stream != "S" || a.Duplicate {
+						t.Fatalf("ack of message %d: %+v", i, a)
+					}
+				case err := <-f.Err():
+					t.Fatal(err)
+				}
+			}
+			uid := must2(n.e.Stream("S")).UID()
+			n.end(tc.checkpoint)
+
+			n = startNode(t, dir, tweak)
+			_, js = n.connect()
+			s, ok := n.e.Stream("S")
+			if !ok {
+				t.Fatal("the stream is gone")
+			}
+			if s.UID() != uid {
+				t.Error("the stream has another identity")
+			}
+			if st := s.DurableState(); st.Msgs != 500 || st.First != 1 || st.Last != 500 || st.Subjects != 7 {
+				t.Fatalf("state after the restart: %+v", st)
+			}
+			i := 0
+			err := s.Range(1, func(m storage.Message) bool {
+				if want := fmt.Sprintf("message %d", i); string(m.Data) != want || m.Subject != fmt.Sprintf("s.%d", i%7) {
+					t.Fatalf("message %d is %q on %q, want %q", m.Seq, m.Data, m.Subject, want)
+				}
+				i++
+				return true
+			})
+			if err != nil || i != 500 {
+				t.Fatalf("read %d messages: %v", i, err)
+			}
+			a, err := js.Publish(ctx, "s.0", nil, jetstream.WithMsgID("id-123"))
+			if err != nil || !a.Duplicate || a.Sequence != 124 {
+				t.Fatalf("a message id from before the restart: %+v, %v", a, err)
+			}
+			a, err = js.Publish(ctx, "s.0", nil)
+			if err != nil || a.Sequence != 501 {
+				t.Fatalf("after the restart: %+v, %v", a, err)
+			}
+		})
+	}
+}
+
+func must2[T any](v T, ok bool) T {
+	if !ok {
+		panic("not found")
+	}
+	return v
+}
