@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -34,6 +35,75 @@ func (c *Crew) Go(ctx context.Context) (stop func() error) {
 		cancel()
 		wg.Wait()
 		return errors.Join(errs...)
+	}
+}
+
+// Through runs every publisher to the end of its rows, over lost connections:
+// each connects again as soon as the server is back. It returns when all are
+// done or ctx ends.
+func (c *Crew) Through(ctx context.Context) error {
+	var wg sync.WaitGroup
+	errs := make([]error, len(c.Loads))
+	for i, l := range c.Loads {
+		wg.Go(func() {
+			for {
+				errs[i] = l.Run(ctx)
+				if !errors.Is(errs[i], ErrConnection) {
+					return
+				}
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// Gate lets publishers through until a limit is reached. The zero value is
+// closed.
+type Gate struct {
+	mu          sync.Mutex
+	used, limit int
+	raised      chan struct{}
+}
+
+// Open raises or lowers the number of publishes that may have passed in all.
+func (g *Gate) Open(limit int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.limit = limit
+	if g.raised != nil {
+		close(g.raised)
+		g.raised = nil
+	}
+}
+
+// Close lets nobody through until the next Open.
+func (g *Gate) Close() { g.Open(0) }
+
+// Pass waits until one more publish may pass, or until ctx ends.
+func (g *Gate) Pass(ctx context.Context) error {
+	for {
+		g.mu.Lock()
+		if g.used < g.limit {
+			g.used++
+			g.mu.Unlock()
+			return nil
+		}
+		if g.raised == nil {
+			g.raised = make(chan struct{})
+		}
+		raised := g.raised
+		g.mu.Unlock()
+		select {
+		case <-raised:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 

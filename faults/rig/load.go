@@ -216,3 +216,12 @@ func StreamLast(ctx context.Context, nc *nats.Conn, stream string) (msgs, last u
 	st := s.CachedInfo().State
 	return st.Msgs, st.LastSeq, nil
 }
+
+// StreamLastAt is StreamLast with a connection of its own.
+func StreamLastAt(ctx context.Context, url, stream string) (msgs, last uint64, err error) {
+	err = on(url, func(nc *nats.Conn) error {
+		msgs, last, err = StreamLast(ctx, nc, stream)
+		return err
+	})
+	return msgs, last, err
+}

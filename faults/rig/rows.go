@@ -8,7 +8,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
+	"time"
 )
 
 // Endless makes rows of 64 to 512 bytes without end, each determined by seed
@@ -106,4 +108,24 @@ func ReadRows(dir string) ([][]byte, error) {
 		err = fmt.Errorf("no rows under %s", dir)
 	}
 	return rows, err
+}
+
+// Readings makes n rows as a plant's sensors write them: time, line, sensor,
+// value, unit, state.
+func Readings(n int) [][]byte {
+	r := rand.New(rand.NewPCG(4, 0))
+	kinds := [...]struct{ name, unit string }{{"temperature", "C"}, {"pressure", "kPa"}, {"vibration", "mm/s"}, {"current", "A"}, {"flow", "l/min"}}
+	rows := make([][]byte, n)
+	at := time.Date(2026, 3, 1, 6, 0, 0, 0, time.UTC)
+	for i := range rows {
+		at = at.Add(time.Duration(r.IntN(250)) * time.Millisecond)
+		k := kinds[r.IntN(len(kinds))]
+		state := "ok"
+		if r.IntN(200) == 0 {
+			state = "alarm: " + strings.Repeat("limit exceeded; ", 1+r.IntN(40))
+		}
+		rows[i] = fmt.Appendf(nil, "%s,line-%d,%s-%02d,%.4f,%s,%s",
+			at.Format(time.RFC3339Nano), 1+r.IntN(8), k.name, r.IntN(40), r.NormFloat64()*12+70, k.unit, state)
+	}
+	return rows
 }

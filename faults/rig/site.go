@@ -26,10 +26,14 @@ import (
 // Export is a stream that the edge sends to the hub.
 type Export struct{ Stream, To string }
 
-// The login that a site's edge uses at its hub.
+// The logins for edges that a site's hub knows: the one that the site's edge
+// uses, and one that may fill the stream LimitedStream only.
 const (
-	EdgeUser     = "rig"
-	EdgePassword = "rig-password"
+	EdgeUser        = "rig"
+	EdgePassword    = "rig-password"
+	LimitedUser     = "limited"
+	LimitedPassword = "limited-password"
+	LimitedStream   = "LIMITED"
 )
 
 // Site is one edge and, if it has one, its hub, with their configuration files,
@@ -89,9 +93,12 @@ jetstream { store_dir: %q, sync_interval: always }
 edges {
   listen: %q
   tls { cert_file: %q, key_file: %q }
-  users: [ { user: %s, password: %q, streams: "*" } ]
+  users: [
+    { user: %s, password: %q, streams: "*" }
+    { user: %s, password: %q, streams: %s }
+  ]
 }
-`, s.HubAddr, s.HubStore, s.LinkAddr, cert, key, EdgeUser, EdgePassword))
+`, s.HubAddr, s.HubStore, s.LinkAddr, cert, key, EdgeUser, EdgePassword, LimitedUser, LimitedPassword, LimitedStream))
 	return err
 }
 

@@ -1,0 +1,126 @@
+package rig
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+
+	"github.com/nats-io/nats.go"
+)
+
+// published returns a ledger with n acknowledged publishes of one publisher and
+// the stream that holds them.
+func published(t *testing.T, n int) (*Ledger, []Held) {
+	t.Helper()
+	l := NewLedger()
+	var held []Held
+	for i := 1; i <= n; i++ {
+		m := nats.NewMsg("s")
+		m.Data = []byte{byte(i)}
+		l.Sending(7, i, m)
+		id := m.Header.Get(AttemptHeader)
+		l.Acked(id, uint64(i))
+		held = append(held, Held{Seq: uint64(i), Attempt: id, Sum: SumOf(m.Subject, m.Header, m.Data)})
+	}
+	return l, held
+}
+
+func TestVerdicts(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func([]Held) []Held
+		want   Verdict // of Check
+		hub    Verdict // of Compare with the unchanged stream
+	}{
+		{"clean", func(h []Held) []Held { return h }, Verdict{Found: 5}, Verdict{Found: 5}},
+		{"missing", func(h []Held) []Held { return append(h[:2:2], h[3:]...) }, Verdict{Found: 4, Missing: 1}, Verdict{Found: 4, Missing: 1}},
+		{"lost tail", func(h []Held) []Held { return h[:3] }, Verdict{Found: 3, Missing: 2}, Verdict{Found: 3, Missing: 2}},
+		{"duplicated", func(h []Held) []Held { return append(h[:5:5], Held{6, h[1].Attempt, h[1].Sum}) }, Verdict{Found: 5, Duplicated: 1}, Verdict{Found: 5, Duplicated: 1}},
+		{"altered", func(h []Held) []Held { h[1].Sum[0]++; return h }, Verdict{Found: 5, Altered: 1}, Verdict{Found: 5, Altered: 1}},
+		{"renumbered", func(h []Held) []Held { h[4].Seq = 9; return h }, Verdict{Found: 5, Altered: 1}, Verdict{Found: 5}},
+		{"swapped", func(h []Held) []Held { h[1], h[2] = h[2], h[1]; return h }, Verdict{Found: 5, OutOfOrder: 1}, Verdict{Found: 5, OutOfOrder: 1}},
+		{"foreign", func(h []Held) []Held { return append(h[:5:5], Held{6, "8-1", h[1].Sum}) }, Verdict{Found: 5, Foreign: 1}, Verdict{Found: 5, Foreign: 1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l, edge := published(t, 5)
+			held := tt.change(append([]Held(nil), edge...))
+			for _, v := range []struct{ got, want Verdict }{{l.Check("edge", held), tt.want}, {Compare("hub", edge, held), tt.hub}} {
+				got := v.got
+				if got.Found != v.want.Found || got.Missing != v.want.Missing || got.Duplicated != v.want.Duplicated ||
+					got.Altered != v.want.Altered || got.OutOfOrder != v.want.OutOfOrder || got.Foreign != v.want.Foreign {
+					t.Errorf("got %v, want %+v", got, v.want)
+				}
+				if got.OK() != v.want.OK() {
+					t.Errorf("OK() = %v for %v", got.OK(), got)
+				}
+			}
+		})
+	}
+}
+
+func TestUnacknowledgedMayBeThereOrNot(t *testing.T) {
+	l, held := published(t, 2)
+	m := nats.NewMsg("s")
+	l.Sending(7, 3, m)
+	for _, h := range [][]Held{held, append(held, Held{3, "7-3", SumOf("s", m.Header, nil)})} {
+		if v := l.Check("edge", h); !v.OK() {
+			t.Error(v)
+		}
+	}
+}
+
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var g Gate
+		passed := make(chan int)
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() {
+			n := 0
+			for g.Pass(ctx) == nil {
+				n++
+			}
+			passed <- n
+		}()
+		g.Open(3)
+		synctest.Wait()
+		g.Close()
+		g.Open(5)
+		synctest.Wait()
+		cancel()
+		if n := <-passed; n != 5 {
+			t.Errorf("%d passed, want 5", n)
+		}
+	})
+}
+
+func TestRows(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := ReadRows(dir); err == nil {
+		t.Error("a directory without rows was accepted")
+	}
+	for name, text := range map[string]string{"b.csv": "three\n", "a.csv": "one\r\n\ntwo"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rows, err := ReadRows(dir)
+	if err != nil || len(rows) != 3 || string(rows[1]) != "two" || string(rows[2]) != "three" {
+		t.Fatalf("%q, %v", rows, err)
+	}
+	f := NewFinite(rows)
+	row, _, _ := f.Next()
+	f.Again(row)
+	var got []string
+	for {
+		_, data, ok := f.Next()
+		if !ok {
+			break
+		}
+		got = append(got, string(data))
+	}
+	if len(got) != 3 || got[0] != "one" || f.Left() != 0 {
+		t.Errorf("%q, %d left", got, f.Left())
+	}
+}
