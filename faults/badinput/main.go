@@ -76,17 +76,8 @@ func run(ctx context.Context, args []string) (err error) {
 	if err := os.Chmod(dir, 0o755); err != nil { // another user runs a program in it
 		return err
 	}
-	if programs.Edge == "" || programs.Hub == "" {
-		built, err := rig.BuildPrograms(ctx, dir)
-		if err != nil {
-			return err
-		}
-		if programs.Edge == "" {
-			programs.Edge = built.Edge
-		}
-		if programs.Hub == "" {
-			programs.Hub = built.Hub
-		}
+	if err := programs.Missing(ctx, dir, true); err != nil {
+		return err
 	}
 	b := &bench{dir: dir, load: *load, site: &rig.Site{
 		Dir: filepath.Join(dir, "healthy"), Programs: programs, Exports: []rig.Export{{Stream: "ROWS", To: "ROWS"}},

@@ -14,7 +14,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -59,15 +58,8 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	defer remove(&err)
 	site := &rig.Site{Dir: dir, Programs: rig.Programs{Edge: o.edge}}
-	if o.edge == "" {
-		root, err := rig.ModuleRoot()
-		if err != nil {
-			return err
-		}
-		site.Programs.Edge = filepath.Join(dir, "edge")
-		if err := rig.Build(ctx, root, "./cmd/edge", site.Programs.Edge); err != nil {
-			return err
-		}
+	if err := site.Programs.Missing(ctx, dir, false); err != nil {
+		return err
 	}
 	if err := site.Prepare(); err != nil {
 		return err

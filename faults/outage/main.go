@@ -123,17 +123,8 @@ func run(ctx context.Context, args []string) (err error) {
 	}
 	defer remove(&err)
 	programs := rig.Programs{Edge: o.edge, Hub: o.hub}
-	if o.edge == "" || o.hub == "" {
-		built, err := rig.BuildPrograms(ctx, dir)
-		if err != nil {
-			return err
-		}
-		if o.edge == "" {
-			programs.Edge = built.Edge
-		}
-		if o.hub == "" {
-			programs.Hub = built.Hub
-		}
+	if err := programs.Missing(ctx, dir, true); err != nil {
+		return err
 	}
 	rows, err := o.readRows()
 	if err != nil {

@@ -201,7 +201,7 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 	defer relay.Close()
 	relay.SetDelay(relayDelay)
 	var answered atomic.Int64 // when the relay first passed something on from the hub, ns
-	relay.OnDown = func(int) { answered.CompareAndSwap(0, time.Now().UnixNano()) }
+	relay.OnDown(func(int) { answered.CompareAndSwap(0, time.Now().UnixNano()) })
 	if err := errors.Join(s.StartHub(), s.StartEdge()); err != nil {
 		return err
 	}

@@ -153,7 +153,11 @@ var errLoss = errors.New("messages were lost or changed")
 // cut builds the programs, makes the image and does o.cycles cuts.
 func (o options) cut(ctx context.Context, dir string) error {
 	site := &rig.Site{Dir: dir, Programs: rig.Programs{Edge: o.edge, Hub: o.hub}}
-	if err := o.build(ctx, dir, &site.Programs); err != nil {
+	var tags []string
+	if o.tags != "" {
+		tags = append(tags, o.tags)
+	}
+	if err := site.Programs.Missing(ctx, dir, !o.noHub, tags...); err != nil {
 		return err
 	}
 	img, err := newImage(dir, o.sizeMiB)
@@ -181,28 +185,6 @@ func (o options) cut(ctx context.Context, dir string) error {
 		return fmt.Errorf("no loss was found in %d cuts although the edge was built with %q", o.cycles, o.tags)
 	}
 	return err
-}
-
-func (o options) build(ctx context.Context, dir string, p *rig.Programs) error {
-	root, err := rig.ModuleRoot()
-	if err != nil {
-		return err
-	}
-	if p.Edge == "" {
-		p.Edge = filepath.Join(dir, "edge")
-		var tags []string
-		if o.tags != "" {
-			tags = []string{o.tags}
-		}
-		if err := rig.Build(ctx, root, "./cmd/edge", p.Edge, tags...); err != nil {
-			return err
-		}
-	}
-	if p.Hub == "" && !o.noHub {
-		p.Hub = filepath.Join(dir, "hub")
-		return rig.Build(ctx, root, "./cmd/hub", p.Hub)
-	}
-	return nil
 }
 
 func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {

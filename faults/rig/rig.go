@@ -44,24 +44,30 @@ func Build(ctx context.Context, moduleDir, pkg, out string, tags ...string) erro
 	return nil
 }
 
-// Programs are the paths of the programs under test.
+// Programs are the paths of the programs under test; empty: not chosen yet.
 type Programs struct {
 	Edge string
 	Hub  string
 }
 
-// BuildPrograms compiles cmd/edge with the given build tags, and cmd/hub
-// without any, into dir.
-func BuildPrograms(ctx context.Context, dir string, edgeTags ...string) (Programs, error) {
-	p := Programs{Edge: filepath.Join(dir, "edge"), Hub: filepath.Join(dir, "hub")}
+// Missing compiles into dir those programs that have no path yet: cmd/edge with
+// the given build tags, and cmd/hub, without any, if hub is set.
+func (p *Programs) Missing(ctx context.Context, dir string, hub bool, edgeTags ...string) error {
 	root, err := ModuleRoot()
 	if err != nil {
-		return p, err
+		return err
 	}
-	if err := Build(ctx, root, "./cmd/edge", p.Edge, edgeTags...); err != nil {
-		return p, err
+	if p.Edge == "" {
+		p.Edge = filepath.Join(dir, "edge")
+		if err := Build(ctx, root, "./cmd/edge", p.Edge, edgeTags...); err != nil {
+			return err
+		}
 	}
-	return p, Build(ctx, root, "./cmd/hub", p.Hub)
+	if p.Hub == "" && hub {
+		p.Hub = filepath.Join(dir, "hub")
+		return Build(ctx, root, "./cmd/hub", p.Hub)
+	}
+	return nil
 }
 
 // FreePort returns a TCP port of the loopback interface that was free a moment
