@@ -18,6 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+var noDeadline time.Time
+
 // run starts a server on a port that the system chooses.
 func run(tb testing.TB, opts Options) *Server {
 	tb.Helper()
@@ -499,4 +501,3 @@ func TestInterest(t *testing.T) {
 		t.Errorf("seen %v", seen)
 	}
 }
-

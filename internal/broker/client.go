@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -32,8 +33,8 @@ const (
 )
 
 var (
-	errSlowDeadline = errors.New("slow consumer: took nothing within the write deadline")
-	errSlowPending  = errors.New("slow consumer: too many octets pending")
+	errSlowDeadline = fmt.Errorf("%w: took nothing within the write deadline", wire.ErrSlowConsumer)
+	errSlowPending  = fmt.Errorf("%w: too many octets pending", wire.ErrSlowConsumer)
 	errShutdown     = errors.New("server shut down")
 )
 
@@ -41,7 +42,8 @@ var (
 type client struct {
 	srv   *Server
 	acc   *Account
-	conn  net.Conn
+	sock  net.Conn      // the TCP connection
+	conn  net.Conn      // sock, or TLS over it; set before the read loop starts
 	raw   *directWriter // nil with TLS
 	log   *slog.Logger
 	start time.Time
@@ -114,7 +116,18 @@ type subscription struct {
 
 // readLoop serves the client until the connection ends.
 func (c *client) readLoop() error {
-	buf := make([]byte, minRead)
+	own := newSlab(minRead)
+	defer func() { own.release() }()
+	buf := own.b[:minRead]
+	// resize gives buf n octets and keeps buf[r:w] at its start.
+	resize := func(buf []byte, r, w, n int) []byte {
+		s := newSlab(n)
+		nb := s.b[:cap(s.b)]
+		copy(nb, buf[r:w])
+		own.release()
+		own = s
+		return nb
+	}
 	var (
 		ev   wire.Event
 		w    int // buf[:w] is filled
@@ -148,13 +161,15 @@ func (c *client) readLoop() error {
 				buf = resize(buf, r, w, 2*len(buf))
 				thin = 0
 			case rest == 0 && len(buf) > minRead && n < len(buf)/8:
+				// Memory is given back when it has not been needed for a while.
 				if thin++; thin > 16 {
-					buf = make([]byte, max(len(buf)/2, minRead))
+					buf = resize(buf, 0, 0, max(len(buf)/2, minRead))
 					thin = 0
 				}
-			case rest == 0 && len(buf) > maxRead:
-				buf = make([]byte, maxRead)
 			default:
+				if n >= len(buf)/8 {
+					thin = 0
+				}
 				if r > 0 {
 					copy(buf, buf[r:w])
 				}
@@ -162,7 +177,7 @@ func (c *client) readLoop() error {
 			w = rest
 			if w == len(buf) || need > len(buf) && w > len(buf)/2 {
 				// Grown by what has really arrived, not by what was announced.
-				buf = resize(buf, 0, w, min(max(need, minRead), 2*len(buf)))
+				buf = resize(buf, 0, w, 2*len(buf))
 			}
 		}
 		if err != nil {
@@ -172,13 +187,6 @@ func (c *client) readLoop() error {
 			return err
 		}
 	}
-}
-
-// resize returns a buffer of n octets that starts with buf[r:w].
-func resize(buf []byte, r, w, n int) []byte {
-	nb := make([]byte, max(n, w-r))
-	copy(nb, buf[r:w])
-	return nb
 }
 
 // parse processes the operations in buf and returns how much of it is done
@@ -248,13 +256,26 @@ var (
 
 // reply queues protocol text for this client; it is flushed with the batch.
 func (c *client) reply(text []byte) {
+	c.text(text, true)
+}
+
+// text queues protocol text. With batch it is called on the read loop and
+// flushed with the batch.
+func (c *client) text(text []byte, batch bool) {
 	o := &c.out
 	o.mu.Lock()
-	if !o.closed {
+	defer o.mu.Unlock()
+	switch {
+	case o.closed:
+	case o.pending+int64(len(text)) > c.srv.opts.MaxPending:
+		o.closed = true
+		go c.disconnect(errSlowPending)
+	default:
 		copy(o.room(len(text)), text)
-		c.pub.touch(c)
+		if batch {
+			c.pub.touch(c)
+		}
 	}
-	o.mu.Unlock()
 }
 
 func (c *client) ok() {
@@ -267,12 +288,7 @@ func (c *client) ok() {
 func (c *client) sendErr(text string) {
 	line := make([]byte, 0, len(text)+10)
 	line = append(append(append(line, "-ERR '"...), text...), "'\r\n"...)
-	o := &c.out
-	o.mu.Lock()
-	if !o.closed {
-		copy(o.room(len(line)), line)
-	}
-	o.mu.Unlock()
+	c.text(line, false)
 	c.flush()
 }
 
@@ -307,9 +323,9 @@ func (c *client) finish(why error, text string) {
 
 // halfClose ends the sending side; the read loop ends soon after.
 func (c *client) halfClose() {
-	_ = c.conn.SetReadDeadline(time.Now().Add(lingerTime))
-	if hc, ok := c.conn.(interface{ CloseWrite() error }); !ok || hc.CloseWrite() != nil {
-		_ = c.conn.Close()
+	_ = c.sock.SetReadDeadline(time.Now().Add(lingerTime))
+	if hc, ok := c.sock.(interface{ CloseWrite() error }); !ok || hc.CloseWrite() != nil {
+		_ = c.sock.Close()
 	}
 }
 
@@ -322,7 +338,7 @@ func (c *client) disconnect(why error) {
 	o.closed = true
 	o.drop()
 	o.mu.Unlock()
-	_ = c.conn.Close()
+	_ = c.sock.Close()
 }
 
 func (c *client) because(why error) {
@@ -377,7 +393,7 @@ func (c *client) onConnect(doc []byte) {
 		user, ok := c.srv.auth.check(&arg, c.nonce)
 		if !ok {
 			c.srv.authErrors.Add(1)
-			c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.conn.RemoteAddr())
+			c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.sock.RemoteAddr().String())
 			c.fail(wire.ErrAuthorization)
 			return
 		}
@@ -572,11 +588,6 @@ func (c *client) pingTick() {
 		c.fail(wire.ErrStale)
 		return
 	}
-	o := &c.out
-	o.mu.Lock()
-	if !o.closed {
-		copy(o.room(len(linePing)), linePing)
-	}
-	o.mu.Unlock()
+	c.text(linePing, false)
 	c.flush()
 }

@@ -20,19 +20,18 @@ import (
 type outbound struct {
 	mu       sync.Mutex
 	segs     []seg
-	spare    []seg // emptied list for the next swap
-	tail     *slab // slab being filled; the last of segs ends at its length
-	pending  int64 // octets in segs and with the flusher
-	sizing   int   // octets that recent flushes had, for the size of the first slab
-	written  uint64
-	msgs     uint64 // messages and their octets, for monitoring
+	spare    []seg     // emptied list for the next swap
+	tail     *slab     // slab being filled; the last of segs ends at its length
+	pending  int64     // octets in segs and with the flusher
+	sizing   int       // octets that recent flushes had, for the size of the first slab
+	moved    time.Time // when the flusher that may wait last wrote something, or began
+	msgs     uint64    // messages and their octets, for monitoring
 	octets   uint64
 	low      int64 // a publisher held back goes on below this
 	flushing bool
 	closed   bool // nothing is accepted any more
 	finish   bool // end the connection when all is written
 	stall    chan struct{}
-	stuck    bool // a publisher was held back in vain: no use in waiting before something is written
 
 	// The publisher that last put this client on its list of clients to
 	// flush, and in which of its batches.
@@ -97,8 +96,6 @@ func (o *outbound) done(n int) {
 		return
 	}
 	o.pending -= int64(n)
-	o.written += uint64(n)
-	o.stuck = false
 	o.sizing = (3*o.sizing + n) / 4
 	if o.stall != nil && (o.pending < o.low || o.closed) {
 		close(o.stall)
@@ -129,6 +126,11 @@ const (
 	stallFrom  = 8 << 20
 	stallUntil = 4 << 20
 	stallMax   = 10 * time.Millisecond
+	// A client that has taken nothing for this long is not waited for: it must
+	// not slow others down until it is disconnected. (A kernel that has buffered
+	// megabytes takes more only when a good part of them is gone; shorter pauses
+	// than this are normal.)
+	stuckAfter = 250 * time.Millisecond
 )
 
 // flush writes what is queued as far as the socket takes it at once, and
@@ -218,8 +220,12 @@ func (c *client) flushAsync() {
 func (c *client) flushLoop(segs []seg) {
 	o := &c.out
 	const atOnce = 16
+	const writeMax = 128 << 10 // not more, so that progress shows
 	var vec [atOnce][]byte
 	armed := time.Time{}
+	o.mu.Lock()
+	o.moved = time.Now()
+	o.mu.Unlock()
 	for {
 		if len(segs) == 0 {
 			o.mu.Lock()
@@ -234,9 +240,12 @@ func (c *client) flushLoop(segs []seg) {
 			segs = o.take()
 			o.mu.Unlock()
 		}
-		k := min(len(segs), atOnce)
-		for i := range k {
-			vec[i] = segs[i].b
+		k, size := 0, 0
+		for k < min(len(segs), atOnce) && size < writeMax {
+			b := segs[k].b
+			vec[k] = b[:min(len(b), writeMax-size)]
+			size += len(vec[k])
+			k++
 		}
 		bufs := net.Buffers(vec[:k])
 		if now := time.Now(); now.Sub(armed) > c.srv.opts.WriteDeadline/8 {
@@ -258,6 +267,7 @@ func (c *client) flushLoop(segs []seg) {
 			}
 		}
 		o.mu.Lock()
+		o.moved = time.Now()
 		o.done(n)
 		o.mu.Unlock()
 	}

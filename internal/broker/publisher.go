@@ -326,14 +326,14 @@ func (p *Publisher) endBatch() {
 func (p *Publisher) holdBack(c *client) bool {
 	o := &c.out
 	o.mu.Lock()
-	if o.pending < c.srv.stallFrom || o.stuck || o.closed {
+	if o.pending < c.srv.stallFrom || o.closed || time.Since(o.moved) > stuckAfter {
 		o.mu.Unlock()
 		return false
 	}
 	if o.stall == nil {
 		o.stall = make(chan struct{})
 	}
-	stall, written := o.stall, o.written
+	stall := o.stall
 	o.mu.Unlock()
 	c.srv.stalls.Add(1)
 	t := time.NewTimer(stallMax)
@@ -341,11 +341,6 @@ func (p *Publisher) holdBack(c *client) bool {
 	select {
 	case <-stall:
 	case <-t.C:
-		o.mu.Lock()
-		if o.written == written {
-			o.stuck = true
-		}
-		o.mu.Unlock()
 	}
 	return true
 }

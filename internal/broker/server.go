@@ -163,7 +163,7 @@ func (s *Server) acceptLoop(ln net.Listener) {
 
 func (s *Server) accept(conn net.Conn) {
 	c := &client{
-		srv: s, acc: s.acc, conn: conn, log: s.log, start: time.Now(), echo: true, verbose: true,
+		srv: s, acc: s.acc, sock: conn, conn: conn, log: s.log, start: time.Now(), echo: true, verbose: true,
 		subs: make(map[string]*subscription), awaiting: s.auth.required(), tls: s.opts.TLS != nil,
 	}
 	info := &ClientInfo{ID: s.lastID.Add(1), c: c}
@@ -243,7 +243,7 @@ func (s *Server) serve(c *client, full bool) {
 	s.mu.Unlock()
 
 	info := c.info.Load()
-	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.conn.RemoteAddr().String())
+	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.sock.RemoteAddr().String())
 	var we *wire.Error
 	switch {
 	case why == nil || errors.Is(why, errShutdown) || errors.Is(why, io.EOF):
@@ -251,6 +251,9 @@ func (s *Server) serve(c *client, full bool) {
 	case errors.Is(why, errSlowDeadline) || errors.Is(why, errSlowPending):
 		s.slow.Add(1)
 		l.Warn("client disconnected: it does not keep up", "reason", why)
+	case errors.Is(why, errHandshake):
+		s.protoErrors.Add(1)
+		l.Warn("client disconnected: it has to use TLS", "reason", why)
 	case errors.As(why, &we):
 		if we != wire.ErrAuthorization && we != wire.ErrAuthTimeout && we != wire.ErrStale && we != wire.ErrMaxConn {
 			s.protoErrors.Add(1)
@@ -261,13 +264,15 @@ func (s *Server) serve(c *client, full bool) {
 	}
 }
 
+var errHandshake = errors.New("TLS handshake")
+
 // handshake turns the connection into a TLS connection.
 func (c *client) handshake(cfg *tls.Config) error {
-	tc := tls.Server(c.conn, cfg)
+	tc := tls.Server(c.sock, cfg)
 	ctx, cancel := context.WithTimeout(context.Background(), c.srv.opts.AuthTimeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
-		return fmt.Errorf("TLS handshake: %w", err)
+		return fmt.Errorf("%w: %w", errHandshake, err)
 	}
 	c.out.mu.Lock()
 	c.conn = tc

@@ -25,5 +25,4 @@ var (
 	ErrMaxSubs        = &Error{"maximum subscriptions exceeded"}         // the subscription is not made
 	ErrProtocol       = &Error{"invalid client protocol"}                // fatal: CONNECT asks for a protocol unknown
 	ErrNoResponders   = &Error{"no responders requires headers support"} // fatal: CONNECT contradicts itself
-	ErrTLS            = &Error{"Secure Connection - TLS Required"}       // fatal: plain text where TLS is required
 )

@@ -45,7 +45,7 @@ type Limits struct {
 // and need is a number of octets, more than len(buf), below which calling
 // again with more input is pointless; it never exceeds what the limits permit
 // for one operation. Input that can not become an operation any more is an
-// error (of type *[Error]) as soon as that can be told.
+// error (of type *[Error]).
 //
 // Next keeps no state: how the input was cut into reads can not matter. It
 // does not allocate.
@@ -91,7 +91,7 @@ func Next(buf []byte, lim Limits, ev *Event) (n, need int, err error) {
 		return 0, 0, ErrUnknownOp
 	}
 	if len(buf) < len(verb) {
-		return 0, len(verb) + 1, nil
+		return 0, len(buf) + 1, nil
 	}
 	limit := lim.ControlLine + verbRoom
 	line := buf[len(verb):min(len(buf), limit)]
@@ -205,10 +205,6 @@ func pub(buf, line []byte, n int, headers bool, lim Limits, ev *Event) (int, int
 	}
 	end := n + size
 	if len(buf) < end+2 {
-		// A wrong end of the payload is told apart as soon as it is there.
-		if len(buf) == end+1 && buf[end] != '\r' {
-			return 0, 0, ErrUnknownOp
-		}
 		return 0, end + 2, nil
 	}
 	if buf[end] != '\r' || buf[end+1] != '\n' {
