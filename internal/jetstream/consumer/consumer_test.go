@@ -408,22 +408,15 @@ func TestRemovedMessages(t *testing.T) {
 	cfg := explicit
 	cfg.AckWait = time.Second
 	r := newRig(t, "a", "b", "c", "d", "e").start(cfg)
-	remove := func(seq uint64) {
-		s, ok := r.st.remove(seq)
-		if !ok {
-			t.Fatal(seq)
-		}
-		r.m.MsgRemoved(seq, s)
-	}
-	remove(2)
+	r.remove(2)
 	r.next("in", "2")
 	r.want("in:1 in:3")
-	remove(1)
+	r.remove(1)
 	r.wantInfo("delivered 2/3 floor 1/2 ack 1 redelivered 0 waiting 0 pending 2")
-	remove(4)
+	r.remove(4)
 	r.wantInfo("delivered 2/3 floor 1/2 ack 1 redelivered 0 waiting 0 pending 1")
 	r.pass(time.Second)
-	remove(3) // while it waits to be redelivered
+	r.remove(3) // while it waits to be redelivered
 	r.next("in", "5")
 	r.want("in:5")
 	r.wantInfo("delivered 3/5 floor 2/3 ack 1 redelivered 0 waiting 1 pending 0")

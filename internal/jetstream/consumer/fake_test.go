@@ -135,6 +135,7 @@ type fakeSink struct {
 	advisories []api.ConsumerAdvisory
 	acked      []string
 	deaf       map[string]bool
+	hook       func() // called after a delivery or an advisory
 }
 
 func (s *fakeSink) Deliver(subject string, reply []byte, m *storage.Message) {
@@ -145,6 +146,9 @@ func (s *fakeSink) Deliver(subject string, reply []byte, m *storage.Message) {
 	c := *m
 	c.Header = slices.Clone(m.Header)
 	s.out = append(s.out, delivery{subject, ref, c})
+	if s.hook != nil {
+		s.hook()
+	}
 }
 
 func (s *fakeSink) Status(subject, reply string, header []byte) {
@@ -166,6 +170,9 @@ func (s *fakeSink) Interest(subject string) bool { return !s.deaf[subject] }
 
 func (s *fakeSink) Advisory(_ string, a *api.ConsumerAdvisory) {
 	s.advisories = append(s.advisories, *a)
+	if s.hook != nil {
+		s.hook()
+	}
 }
 
 func (s *fakeSink) Acked(seq uint64, logged bool) {
@@ -182,6 +189,8 @@ type rig struct {
 	now   time.Time
 	seenD int
 	seenS int
+	// removed are the messages removed before the n-th record.
+	removed map[int][]storage.Message
 }
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -189,7 +198,8 @@ var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 func newRig(t testing.TB, subjects ...string) *rig {
 	r := &rig{
 		t: t, st: &fakeStore{}, sink: &fakeSink{deaf: map[string]bool{}}, now: epoch,
-		cfg: api.StreamConfig{Name: "S", Subjects: []string{"none.>"}},
+		removed: map[int][]storage.Message{},
+		cfg:     api.StreamConfig{Name: "S", Subjects: []string{"none.>"}},
 	}
 	for _, s := range subjects {
 		r.st.append(r.now.UnixNano(), s, "data of "+s)
@@ -231,6 +241,18 @@ func (r *rig) publish(subjects ...string) {
 func (r *rig) next(reply, req string) {
 	r.m.Next(r.now, reply, []byte(req))
 	r.pump()
+}
+
+// remove removes a message from the stream.
+func (r *rig) remove(seq uint64) bool {
+	subj, ok := r.st.remove(seq)
+	if ok {
+		n := len(r.sink.records)
+		r.removed[n] = append(r.removed[n], storage.Message{Seq: seq, Subject: subj})
+		r.m.MsgRemoved(seq, subj)
+		r.pump()
+	}
+	return ok
 }
 
 // ack answers the i-th delivery ever made.
@@ -326,10 +348,16 @@ func (r *rig) restart(snap []byte, cfg api.ConsumerConfig) {
 	} else {
 		m = New("C", &cfg, r.m.Created(), r.env())
 	}
-	for _, c := range r.sink.records {
+	for i, c := range r.sink.records {
+		for _, g := range r.removed[i] {
+			m.MsgRemoved(g.Seq, g.Subject)
+		}
 		if err := m.Apply(c); err != nil {
 			r.t.Fatal(err)
 		}
+	}
+	for _, g := range r.removed[len(r.sink.records)] {
+		m.MsgRemoved(g.Seq, g.Subject)
 	}
 	r.m = m
 	m.Start(r.now)

@@ -254,7 +254,7 @@ func (m *Machine) start() uint64 {
 func (m *Machine) Start(now time.Time) {
 	m.live = true
 	m.idle = now.UnixNano()
-	m.MsgsPurged()
+	m.reconcile()
 	for seq := range m.redeliv {
 		if _, err := m.env.Messages.Load(seq); err != nil {
 			delete(m.redeliv, seq)
@@ -456,16 +456,17 @@ func (m *Machine) setDelivered(seq, dseq, attempt uint64, t int64) {
 
 // forget takes a message out of pend and moves the floor if it was the lowest.
 func (m *Machine) forget(seq uint64) bool {
-	p, ok := m.pend[seq]
 	m.rdq.remove(seq)
-	if !ok {
+	if _, ok := m.pend[seq]; !ok {
 		return false
 	}
+	low := m.lowest()
 	delete(m.pend, seq)
 	if len(m.pend) == 0 {
 		m.settle()
-	} else if p.dseq == m.floorD+1 {
-		m.lowerFloor()
+	} else if low == seq {
+		low = m.lowest()
+		m.floorD, m.floorS = m.pend[low].dseq-1, low-1
 	}
 	return true
 }
@@ -477,16 +478,16 @@ func (m *Machine) settle() {
 	m.floorD, m.floorS = m.dseq-1, m.lastS
 }
 
-// lowerFloor puts the floor right below the lowest pending message.
-func (m *Machine) lowerFloor() {
+// lowest returns the lowest pending sequence, or 0.
+func (m *Machine) lowest() uint64 {
 	for m.order.len() > 0 {
 		seq := m.order.peek()
-		if p, ok := m.pend[seq]; ok {
-			m.floorD, m.floorS = p.dseq-1, seq-1
-			return
+		if _, ok := m.pend[seq]; ok {
+			return seq
 		}
 		m.order.pop()
 	}
+	return 0
 }
 
 // setAcked notes an acknowledgement according to the policy.
@@ -691,6 +692,19 @@ func (m *Machine) lost(seq uint64, p pending) {
 // MsgsPurged says that any number of messages were removed at once; it
 // inspects the stream instead of being told which.
 func (m *Machine) MsgsPurged() {
+	m.reconcile()
+	if st := m.env.Messages.State(); len(m.pend) == 0 && st.First > 0 && m.floorS < st.First-1 {
+		// Nothing below the first message will ever be delivered.
+		m.lastS = max(m.lastS, st.First-1)
+		m.floorS = max(m.floorS, st.First-1)
+	}
+	if m.live {
+		m.recount()
+	}
+}
+
+// reconcile drops what refers to messages that the stream no longer has.
+func (m *Machine) reconcile() {
 	st := m.env.Messages.State()
 	gone := func(seq uint64) bool {
 		if seq < st.First {
@@ -724,15 +738,7 @@ func (m *Machine) MsgsPurged() {
 	if m.sseq < st.First && len(m.skip) == 0 {
 		m.sseq = st.First
 	}
-	if len(m.pend) == 0 && st.First > 0 && m.floorS < st.First-1 {
-		// Nothing below the first message will ever be delivered.
-		m.lastS = max(m.lastS, st.First-1)
-		m.floorS = max(m.floorS, st.First-1)
-	}
 	m.dirty = true
-	if m.live {
-		m.recount()
-	}
 }
 
 // Wants reports whether the consumer's filter selects the subject.
