@@ -12,7 +12,6 @@ import (
 	"go.etcd.io/bbolt"
 
 	"petiole/storage"
-	"petiole/storage/internal/boltfile"
 	"petiole/storage/internal/table"
 )
 
@@ -70,8 +69,7 @@ func (im *image) write(tx *bbolt.Tx, f table.Frozen) error {
 	if err := im.writeSubjects(tx, f, added, &mem); err != nil {
 		return err
 	}
-	v := im.store.finish(keyState, encodeState(f.LSN(), st, f.NextID(), f.Spans()))
-	return tx.Bucket(bucketStore).Put(keyState, v)
+	return im.putState(tx, f.LSN(), st, f.NextID(), f.Spans())
 }
 
 func empty(tx *bbolt.Tx, name []byte) error {
@@ -189,17 +187,18 @@ func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, added []post, mem *
 		return err
 	}
 	for _, s := range subs {
-		key := []byte(s.Name)
 		var err error
 		if s.Msgs == 0 {
-			err = subj.Delete(key)
+			err = subj.Delete([]byte(s.Name))
 		} else {
-			v := appendNumbers(mem.take(overhead + 5*binary.MaxVarintLen64)[:overhead], s.ID, s.Msgs, s.Bytes, s.First, s.Last-s.First)
-			err = subj.Put(key, im.subj.finish(key, v))
+			err = im.putSubject(subj, s, mem)
 		}
 		if err != nil {
 			return fmt.Errorf("subject %q: %w", s.Name, err)
 		}
+	}
+	if im.badPosts.Load() {
+		return im.rebuildPosts(tx, f.State())
 	}
 	slices.SortFunc(subs, func(a, b table.Subject) int { return cmp.Compare(a.ID, b.ID) })
 	slices.SortFunc(added, func(a, b post) int {
@@ -324,9 +323,18 @@ func (s *Store) Checkpoint() error {
 	if im.failed.Load() {
 		return fmt.Errorf("checkpoint %s: %w", im.path, storage.ErrFailed)
 	}
-	err := boltfile.Guard(im.path, func() error {
-		return im.db.Update(func(tx *bbolt.Tx) error { return im.write(tx, f) })
-	})
+	bad := im.badPosts.Load()
+	write := func(tx *bbolt.Tx) error { return im.write(tx, f) }
+	err := im.update(write)
+	if err != nil && !bad && im.badPosts.Load() {
+		// Found out on the way: once more, and make them anew.
+		bad = true
+		err = im.update(write)
+	}
+	if err == nil && bad {
+		im.badPosts.Store(false)
+		s.log.Warn("Damaged indexes of a message store have been made anew from its messages.", "file", im.path)
+	}
 	if err != nil {
 		if !errors.Is(err, storage.ErrClosed) && !full(err) {
 			// After a failed fsync the kernel may take for clean what is not

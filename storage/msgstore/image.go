@@ -2,6 +2,7 @@ package msgstore
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 
@@ -25,6 +26,9 @@ type image struct {
 	gone   sealer
 	kv     sealer
 	failed atomic.Bool
+	// badPosts says that postings are damaged; the next checkpoint makes them
+	// anew.
+	badPosts atomic.Bool
 }
 
 var _ table.Image = (*image)(nil)
@@ -47,8 +51,17 @@ func (im *image) corrupt(seq uint64, err error) error {
 	return &storage.CorruptError{File: im.path, Seq: seq, Reason: err.Error()}
 }
 
+// corruptIndex is corrupt for what is not a message.
 func (im *image) corruptIndex(what string, err error) error {
-	return &storage.CorruptError{File: im.path, Reason: what + ": " + err.Error()}
+	ce := &storage.CorruptError{File: im.path, Reason: what + ": " + err.Error()}
+	if errors.Is(err, errDamagedIndex) {
+		return fmt.Errorf("%w: %w", errDamagedIndex, ce)
+	}
+	return ce
+}
+
+func (im *image) update(fn func(tx *bbolt.Tx) error) error {
+	return boltfile.Guard(im.path, func() error { return im.db.Update(fn) })
 }
 
 // raw is a copied value of the bucket of messages.
@@ -201,6 +214,7 @@ func (im *image) posts(b *block, dst []uint64) ([]uint64, error) {
 		dst, err = decodePosts(c, b.base(), dst)
 	}
 	if err != nil {
+		im.badPosts.Store(true)
 		return dst, im.corruptIndex(fmt.Sprintf("index of subject number %d", b.id), err)
 	}
 	return dst, nil

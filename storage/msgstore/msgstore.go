@@ -86,7 +86,14 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	s := &Store{image: &image{path: path, db: db}, log: o.Log}
 	s.Table = table.New(s.image, path)
-	if err := s.load(); err != nil {
+	err = s.load()
+	if errors.Is(err, errDamagedIndex) {
+		if err = s.rebuild(err); err == nil {
+			s.Table = table.New(s.image, path)
+			err = s.load()
+		}
+	}
+	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
@@ -114,7 +121,6 @@ func create(tx *bbolt.Tx) error {
 // load fills the table with what the file says it holds.
 func (s *Store) load() error {
 	im := s.image
-	var st storage.State
 	err := im.view(func(tx *bbolt.Tx) error {
 		for _, b := range buckets {
 			if tx.Bucket(b) == nil {
@@ -127,21 +133,22 @@ func (s *Store) load() error {
 			return im.corruptIndex("identity of the store", errors.Join(err, errLayout))
 		}
 		im.seals([16]byte(c))
-		c, err = im.store.open(keyState, b.Get(keyState))
+		lsn, st, nextID, spans, err := im.readState(tx)
 		if err != nil {
-			return im.corruptIndex("summary of the store", err)
+			return err
 		}
-		lsn, state, nextID, spans, err := decodeState(c)
-		if err != nil {
-			return im.corruptIndex("summary of the store", err)
-		}
-		st = state
 		s.applied.Store(uint64(lsn))
 		table.Restore(s.Table, st, nextID, spans)
 		if err := s.loadPages(tx); err != nil {
 			return err
 		}
-		return s.loadSubjects(tx)
+		if err := s.loadSubjects(tx); err != nil {
+			return err
+		}
+		if !table.Consistent(s.Table) {
+			return im.corruptIndex("summaries of the subjects", fmt.Errorf("%w: they do not add up", errDamagedIndex))
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("open message store: %w", err)
@@ -158,7 +165,7 @@ func (s *Store) loadPages(tx *bbolt.Tx) error {
 			err = errLayout
 		}
 		if err != nil {
-			return s.image.corruptIndex("index of deleted messages", err)
+			return s.image.corruptIndex("index of deleted messages", fmt.Errorf("%w: %w", errDamagedIndex, err))
 		}
 		for i := range p.Bits {
 			p.Bits[i] = binary.LittleEndian.Uint64(bits[8*i:])
@@ -171,19 +178,10 @@ func (s *Store) loadPages(tx *bbolt.Tx) error {
 func (s *Store) loadSubjects(tx *bbolt.Tx) error {
 	c := tx.Bucket(bucketSubj).Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
-		n, err := s.image.subj.open(k, v)
-		var sub table.Subject
-		if err == nil {
-			n, err = decodeNumbers(n, &sub.ID, &sub.Msgs, &sub.Bytes, &sub.First, &sub.Last)
-		}
-		if err == nil && len(n) > 0 {
-			err = errLayout
-		}
+		sub, err := s.image.decodeSubject(k, v)
 		if err != nil {
-			return s.image.corruptIndex(fmt.Sprintf("summary of subject %q", k), err)
+			return err
 		}
-		sub.Name = string(k)
-		sub.Last += sub.First
 		table.AddSubject(s.Table, sub)
 	}
 	return nil

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"go.etcd.io/bbolt"
+
 	"petiole/storage"
 	"petiole/storage/storetest"
 )
@@ -21,21 +23,21 @@ func TestStore(t *testing.T) {
 	})
 }
 
-func tempStore(tb testing.TB) *Store {
-	tb.Helper()
-	s, err := Open(tb.TempDir(), Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = s.Close() })
-	return s
-}
+func (s *Store) dir() string { return filepath.Dir(s.image.path) }
 
-func fileSize(tb testing.TB, s *Store) int64 {
+// used returns the octets of the file up to the last page ever used.
+func used(tb testing.TB, s *Store) int64 {
 	tb.Helper()
 	st, err := os.Stat(s.image.path)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return st.Size()
+	var n int64
+	if err := s.image.view(func(tx *bbolt.Tx) error {
+		n = min(st.Size(), tx.Size())
+		return nil
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	return n
 }

@@ -38,14 +38,12 @@ func Run(t *testing.T, h Harness) {
 
 // op is a record of the model's log: what the engine would replay.
 type op struct {
-	kind     string // append, skip, remove, purge
-	msg      storage.Message
-	seq      uint64
-	pattern  string
-	upto     uint64
-	keep     uint64
-	kv       storage.KV
-	refusals bool // the operation fails with ErrNotFound
+	kind    string // append, skip, remove, purge
+	msg     storage.Message
+	seq     uint64
+	pattern string
+	upto    uint64
+	keep    uint64
 }
 
 // naive is a store as simple as can be.

@@ -166,3 +166,28 @@ func AddPage(t *Table, no uint64, p *Page) {
 	p.gen = 0
 	t.gone.pages[no] = p
 }
+
+// AddGap notes in pages and spans, as they are passed to AddPage and Restore,
+// that there are no messages in [from, to], which lies above all noted before.
+func AddGap(pages map[uint64]*Page, spans []Span, from, to uint64) []Span {
+	if from > to {
+		return spans
+	}
+	g := gone{pages: pages, spans: spans}
+	g.skip(from, to, 0, nil)
+	return g.spans
+}
+
+// Consistent reports whether what has been added to a restored table adds up:
+// as many messages as the subjects have and as sequences are not gone.
+func Consistent(t *Table) bool {
+	var msgs, bytes uint64
+	for _, s := range t.list {
+		msgs += s.msgs
+		bytes += s.bytes
+	}
+	if msgs != t.msgs || bytes != t.bytes {
+		return false
+	}
+	return t.msgs == 0 || t.last+1-t.first-t.gone.count(t.first, t.last) == t.msgs
+}

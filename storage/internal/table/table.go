@@ -263,14 +263,16 @@ func (t *Table) remove(seq uint64) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("remove message %d: %w", seq, err)
 	}
-	t.touch(s)
+	// A damaged message's size is a guess, and it may be nobody's.
+	if s != nil {
+		t.touch(s)
+		s.msgs--
+		s.bytes -= min(size, s.bytes)
+	}
 	t.msgs--
-	s.msgs--
-	// A damaged message's size is a guess.
-	s.bytes -= min(size, s.bytes)
 	t.bytes -= min(size, t.bytes)
 	t.unlink(seq)
-	if err := t.settleFirst(); err != nil {
+	if err := t.settleFirst(); err != nil || s == nil {
 		return size, err
 	}
 	return size, t.settle(s, seq)
@@ -308,8 +310,20 @@ func (t *Table) settleFirst() error {
 	return err
 }
 
+// errFewer says that a subject has fewer messages than counted: more than one
+// damage has come together, and its remaining messages cannot be told.
+var errFewer = fmt.Errorf("messages of a subject: %w", storage.ErrCorrupt)
+
 // settle brings a subject's first and last up to date after seq was removed.
 func (t *Table) settle(s *subj, seq uint64) error {
+	err := t.settleEnds(s, seq)
+	if err == errFewer {
+		// Nothing can be found by this subject any more.
+		s.msgs, err = 0, nil
+	}
+	if err != nil {
+		return err
+	}
 	if s.msgs == 0 {
 		t.live--
 		s.first, s.last, s.bytes = 0, 0, 0
@@ -318,6 +332,18 @@ func (t *Table) settle(s *subj, seq uint64) error {
 			delete(t.subjects, s.name)
 			t.prune()
 		}
+		return nil
+	}
+	s.cutRecent(s.first)
+	if n := len(s.recent); n > 64 && uint64(n/2) > s.msgs {
+		s.recent = slices.DeleteFunc(s.recent, func(q uint64) bool { return !t.exists(q) })
+	}
+	return nil
+}
+
+// settleEnds finds a subject's first and last if seq was one of them.
+func (t *Table) settleEnds(s *subj, seq uint64) error {
+	if s.msgs == 0 {
 		return nil
 	}
 	var err error
@@ -334,10 +360,6 @@ func (t *Table) settle(s *subj, seq uint64) error {
 		} else {
 			s.last, err = t.prevOf(s, seq-1)
 		}
-	}
-	s.cutRecent(s.first)
-	if n := len(s.recent); n > 64 && uint64(n/2) > s.msgs {
-		s.recent = slices.DeleteFunc(s.recent, func(q uint64) bool { return !t.exists(q) })
 	}
 	return err
 }
@@ -388,7 +410,7 @@ func (t *Table) nextOf(s *subj, from uint64) (uint64, error) {
 			return q, nil
 		}
 	}
-	return 0, fmt.Errorf("subject %q: %w: its messages are fewer than counted", s.name, storage.ErrCorrupt)
+	return 0, errFewer
 }
 
 // prevOf returns the last sequence of s at or below upto that exists.
@@ -413,7 +435,7 @@ func (t *Table) prevOf(s *subj, upto uint64) (uint64, error) {
 		}
 		upto = down - 1
 	}
-	return 0, fmt.Errorf("subject %q: %w: its messages are fewer than counted", s.name, storage.ErrCorrupt)
+	return 0, errFewer
 }
 
 // meta returns the meta of a message that the image holds.
@@ -465,7 +487,8 @@ func (t *Table) timeOf(seq uint64) (int64, error) {
 	return m.Time, err
 }
 
-// owner returns the subject and the size of the message at seq.
+// owner returns the subject and the size of the message at seq; no subject if
+// damage has gone so far that it cannot be told.
 func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	if sl := t.slot(seq); sl != nil {
 		return sl.subj, sl.size(), nil
@@ -504,10 +527,8 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 			return s, m.Size, err
 		}
 	}
-	if m.Err == nil {
-		m.Err = t.errMissing(seq)
-	}
-	return nil, 0, m.Err
+	// Nobody's, as the index is damaged too.
+	return nil, m.Size, nil
 }
 
 // Purge deletes messages; see storage.Store.
@@ -538,7 +559,7 @@ func (t *Table) Purge(pattern string, upto, keep uint64) (uint64, error) {
 			part = append(part, s)
 		}
 	}
-	if len(whole) == t.live {
+	if len(whole) == t.live && len(whole) > 0 {
 		return t.purgeAll(), nil
 	}
 	var n uint64
@@ -618,16 +639,13 @@ func (t *Table) purgeSubject(s *subj) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if uint64(len(seqs)) != s.msgs {
-		return 0, fmt.Errorf("subject %q: %w: %d messages found and %d counted", s.name, storage.ErrCorrupt, len(seqs), s.msgs)
-	}
 	t.touch(s)
 	t.bytes -= s.bytes
 	for _, q := range seqs {
 		t.msgs--
-		s.msgs--
 		t.unlink(q)
 	}
+	s.msgs = 0
 	if err := t.settle(s, s.last); err != nil {
 		return uint64(len(seqs)), err
 	}

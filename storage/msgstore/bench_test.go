@@ -1,0 +1,150 @@
+package msgstore
+
+import (
+	"testing"
+
+	"petiole/storage"
+	"petiole/storage/storetest"
+)
+
+func BenchmarkAppend(b *testing.B) {
+	// As in service: checkpoints are beside, whenever there is enough.
+	s := mustOpen(b, b.TempDir())
+	work := make(chan struct{}, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range work {
+			if err := s.Checkpoint(); err != nil {
+				b.Error(err)
+			}
+		}
+	}()
+	names := storetest.Names()
+	data := make([]byte, storetest.PayloadSize)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		if _, err := s.Append(storage.Message{Subject: names[i%len(names)], Time: int64(i + 1), Data: data}); err != nil {
+			b.Fatal(err)
+		}
+		if i%1024 == 0 && s.TableBytes() > 32<<20 && s.Freeze(storage.LSN(i+1), nil) {
+			work <- struct{}{}
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msgs/s")
+	close(work)
+	<-done
+}
+
+func fill(b *testing.B, n int) *Store {
+	b.Helper()
+	s := mustOpen(b, b.TempDir())
+	names := storetest.Names()
+	data := make([]byte, storetest.PayloadSize)
+	for i := range n {
+		if _, err := s.Append(storage.Message{Subject: names[i%len(names)], Time: int64(i + 1), Data: data}); err != nil {
+			b.Fatal(err)
+		}
+		if s.TableBytes() > 32<<20 {
+			checkpoint(b, s, storage.LSN(i+1))
+		}
+	}
+	checkpoint(b, s, storage.LSN(n))
+	return s
+}
+
+const benchMsgs = 300_000
+
+func BenchmarkCheckpoint(b *testing.B) {
+	names := storetest.Names()
+	data := make([]byte, storetest.PayloadSize)
+	s := mustOpen(b, b.TempDir())
+	const batch = 150_000
+	n := 0
+	for b.Loop() {
+		b.StopTimer()
+		for i := range batch {
+			if _, err := s.Append(storage.Message{Subject: names[i%len(names)], Time: int64(n + 1), Data: data}); err != nil {
+				b.Fatal(err)
+			}
+			n++
+		}
+		b.StartTimer()
+		checkpoint(b, s, storage.LSN(n))
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
+	b.ReportMetric(float64(used(b, s))/float64(n), "disk-B/msg")
+}
+
+func BenchmarkRange(b *testing.B) {
+	s := fill(b, benchMsgs)
+	b.ReportAllocs()
+	n := 0
+	for b.Loop() {
+		if err := s.Range(0, func(storage.Message) bool { n++; return true }); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
+}
+
+func benchNext(b *testing.B, f storage.Filter) {
+	s := fill(b, benchMsgs)
+	b.ReportAllocs()
+	seq, n := uint64(0), 0
+	for b.Loop() {
+		m, err := s.LoadNext(f, seq)
+		if err != nil {
+			seq = 0
+			continue
+		}
+		n++
+		seq = m.Seq + 1
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
+}
+
+func BenchmarkLoadNext(b *testing.B) { benchNext(b, storage.Filter{}) }
+
+func BenchmarkLoadNextOneSubject(b *testing.B) {
+	benchNext(b, storage.Filter{Patterns: []string{storetest.Names()[7]}})
+}
+
+func BenchmarkLoadNextWildcard(b *testing.B) {
+	benchNext(b, storage.Filter{Patterns: []string{"plant.line7.*"}})
+}
+
+func BenchmarkRolling(b *testing.B) { // a stream at its limit: one in, one out
+	s := fill(b, benchMsgs)
+	names := storetest.Names()
+	data := make([]byte, storetest.PayloadSize)
+	b.ReportAllocs()
+	i := 0
+	for b.Loop() {
+		if _, err := s.Append(storage.Message{Subject: names[i%len(names)], Time: int64(i + 1), Data: data}); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := s.Remove(s.State().First); err != nil {
+			b.Fatal(err)
+		}
+		i++
+	}
+}
+
+func BenchmarkOpen(b *testing.B) {
+	s := fill(b, benchMsgs)
+	if err := s.Close(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		s, err := Open(s.dir(), Options{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package msgstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/bbolt"
+
+	"petiole/storage"
+	"petiole/storage/internal/table"
+)
+
+// errDamagedIndex says that what is derived from the messages is damaged or
+// disagrees with the summary, and can be made anew.
+var errDamagedIndex = errors.New("index damaged")
+
+// scan calls fn for all messages in the transaction between the first and the
+// last of st; m is the zero Message if the message is damaged. m is fn's for the
+// duration of the call.
+func (im *image) scan(tx *bbolt.Tx, st storage.State, fn func(seq uint64, m storage.Message) error) error {
+	c := tx.Bucket(bucketMsgs).Cursor()
+	var buf []byte
+	for k, v := c.Seek(seqKey(st.First)); len(k) == 8; k, v = c.Next() {
+		seq := binary.BigEndian.Uint64(k)
+		if seq > st.Last {
+			break
+		}
+		buf = append(buf[:0], v...)
+		m, err := im.decode(raw{seq, buf})
+		if err != nil {
+			m = storage.Message{}
+		}
+		if err := fn(seq, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// poster writes postings subject by subject, as they come.
+type poster struct {
+	im   *image
+	b    *bbolt.Bucket
+	mem  arena
+	open map[uint64][]uint64
+}
+
+func (im *image) newPoster(tx *bbolt.Tx) (*poster, error) {
+	if err := empty(tx, bucketPost); err != nil {
+		return nil, err
+	}
+	return &poster{im: im, b: tx.Bucket(bucketPost), open: make(map[uint64][]uint64)}, nil
+}
+
+func (p *poster) add(id, seq uint64) error {
+	seqs := append(p.open[id], seq)
+	if len(seqs) == blockPosts {
+		if err := p.im.putPosts(p.b, id, seqs[0], seqs, &p.mem); err != nil {
+			return err
+		}
+		seqs = seqs[:0]
+	}
+	p.open[id] = seqs
+	return nil
+}
+
+func (p *poster) flush() error {
+	for id, seqs := range p.open {
+		if len(seqs) > 0 {
+			if err := p.im.putPosts(p.b, id, seqs[0], seqs, &p.mem); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rebuildPosts makes the postings anew; the summaries are right.
+func (im *image) rebuildPosts(tx *bbolt.Tx, st storage.State) error {
+	ids := make(map[string]uint64)
+	c := tx.Bucket(bucketSubj).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		s, err := im.decodeSubject(k, v)
+		if err != nil {
+			return err
+		}
+		ids[s.Name] = s.ID
+	}
+	p, err := im.newPoster(tx)
+	if err != nil {
+		return err
+	}
+	if err := im.scan(tx, st, func(seq uint64, m storage.Message) error {
+		if id, ok := ids[m.Subject]; ok {
+			return p.add(id, seq)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	return p.flush()
+}
+
+// rebuild makes everything anew that is derived from the messages. Damaged
+// messages cannot be attributed to a subject any more and are given up.
+func (s *Store) rebuild(cause error) error {
+	im := s.image
+	s.log.Warn("The indexes of a message store are damaged and are made anew from its messages.", "file", im.path, "cause", cause)
+	var lost []uint64
+	err := im.update(func(tx *bbolt.Tx) error {
+		lsn, st, nextID, _, err := im.readState(tx)
+		if err != nil {
+			return err
+		}
+		lost = lost[:0]
+		subs := make(map[string]*table.Subject)
+		pages := make(map[uint64]*table.Page)
+		var spans []table.Span
+		p, err := im.newPoster(tx)
+		if err != nil {
+			return err
+		}
+		from := st.First
+		st.Msgs, st.Bytes, st.First, st.FirstTime = 0, 0, st.Last+1, 0
+		if err := im.scan(tx, storage.State{First: from, Last: st.Last}, func(seq uint64, m storage.Message) error {
+			if m.Seq == 0 {
+				lost = append(lost, seq)
+				return nil
+			}
+			if st.Msgs == 0 {
+				st.First, st.FirstTime = seq, m.Time
+			} else {
+				spans = table.AddGap(pages, spans, from, seq-1)
+			}
+			from = seq + 1
+			st.Msgs++
+			st.Bytes += m.Size()
+			sub := subs[m.Subject]
+			if sub == nil {
+				sub = &table.Subject{Name: string([]byte(m.Subject)), ID: nextID, First: seq}
+				nextID++
+				subs[sub.Name] = sub
+			}
+			sub.Msgs++
+			sub.Bytes += m.Size()
+			sub.Last = seq
+			return p.add(sub.ID, seq)
+		}); err != nil {
+			return err
+		}
+		if st.Msgs > 0 {
+			spans = table.AddGap(pages, spans, from, st.Last)
+		}
+		if err := p.flush(); err != nil {
+			return err
+		}
+		for _, seq := range lost {
+			if err := tx.Bucket(bucketMsgs).Delete(seqKey(seq)); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(empty(tx, bucketSubj), empty(tx, bucketGone)); err != nil {
+			return err
+		}
+		if err := im.writePages(tx, pages, &p.mem); err != nil {
+			return err
+		}
+		b := tx.Bucket(bucketSubj)
+		for _, sub := range subs {
+			if err := im.putSubject(b, *sub, &p.mem); err != nil {
+				return err
+			}
+		}
+		return im.putState(tx, lsn, st, nextID, spans)
+	})
+	if err != nil {
+		return fmt.Errorf("make indexes of %s anew: %w", im.path, err)
+	}
+	if len(lost) > 0 {
+		s.log.Error("Damaged messages are lost.", "file", im.path, "count", len(lost), "first_seq", lost[0], "last_seq", lost[len(lost)-1])
+	}
+	return nil
+}
+
+// readState returns what is known of the store as a whole.
+func (im *image) readState(tx *bbolt.Tx) (lsn storage.LSN, st storage.State, nextID uint64, spans []table.Span, err error) {
+	c, err := im.store.open(keyState, tx.Bucket(bucketStore).Get(keyState))
+	if err == nil {
+		lsn, st, nextID, spans, err = decodeState(c)
+	}
+	if err != nil {
+		err = im.corruptIndex("summary of the store", err)
+	}
+	return lsn, st, nextID, spans, err
+}
+
+func (im *image) putState(tx *bbolt.Tx, lsn storage.LSN, st storage.State, nextID uint64, spans []table.Span) error {
+	return tx.Bucket(bucketStore).Put(keyState, im.store.finish(keyState, encodeState(lsn, st, nextID, spans)))
+}
+
+func (im *image) putSubject(b *bbolt.Bucket, s table.Subject, mem *arena) error {
+	key := []byte(s.Name)
+	v := appendNumbers(mem.take(overhead + 5*binary.MaxVarintLen64)[:overhead], s.ID, s.Msgs, s.Bytes, s.First, s.Last-s.First)
+	return b.Put(key, im.subj.finish(key, v))
+}
+
+func (im *image) decodeSubject(k, v []byte) (table.Subject, error) {
+	s := table.Subject{Name: string(k)}
+	c, err := im.subj.open(k, v)
+	if err == nil {
+		c, err = decodeNumbers(c, &s.ID, &s.Msgs, &s.Bytes, &s.First, &s.Last)
+	}
+	if err == nil && len(c) > 0 {
+		err = errLayout
+	}
+	if err != nil {
+		return s, im.corruptIndex(fmt.Sprintf("summary of subject %q", k), fmt.Errorf("%w: %w", errDamagedIndex, err))
+	}
+	s.Last += s.First
+	return s, nil
+}
