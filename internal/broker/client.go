@@ -56,6 +56,7 @@ type client struct {
 	info      atomic.Pointer[ClientInfo] // replaced at CONNECT
 	connected bool                       // CONNECT was accepted
 	verbose   bool
+	pedantic  bool
 	echo      bool
 	headers   atomic.Bool // CONNECT said that headers are understood
 	noResp    bool
@@ -415,7 +416,7 @@ func (c *client) onConnect(doc []byte) {
 		c.info.Store(&info)
 		c.connected = true
 	}
-	c.verbose, c.echo, c.noResp = arg.Verbose, arg.Echo, arg.NoResponders
+	c.verbose, c.pedantic, c.echo, c.noResp = arg.Verbose, arg.Pedantic, arg.Echo, arg.NoResponders
 	c.headers.Store(arg.Headers)
 	c.ok()
 }
@@ -438,6 +439,9 @@ func (c *client) onPub(ev *wire.Event) {
 	case !c.mayRespond(ev.Subject):
 		c.violation("Permissions Violation for Publish to " + strconv.Quote(string(ev.Subject)))
 		return
+	}
+	if c.pedantic && e.Note&noteWild != 0 {
+		c.sendErrSoon(wire.ErrPublishSubject.Error()) // a warning: the message is delivered
 	}
 	c.ok()
 	if !p.route(e, ev.Subject, ev.Reply, ev.Header, ev.Data) && c.noResp && len(ev.Reply) > 0 {
@@ -552,9 +556,8 @@ func (c *client) unsubscribe(sub *subscription) {
 	if sub.closed.Swap(true) {
 		return
 	}
-	// Deliveries check the flag with the lock held.
-	c.out.mu.Lock()
-	c.out.mu.Unlock() //nolint:staticcheck // waits for a delivery under way
+	// Deliveries check the flag with out.mu held, and what the client is told
+	// next is queued under it too: no message follows the answer to UNSUB.
 	c.mu.Lock()
 	if c.subs[string(sub.sid)] == sub {
 		delete(c.subs, string(sub.sid))

@@ -43,6 +43,7 @@ type Publisher struct {
 const (
 	noteValid     = 1 << iota // well-formed
 	notePermitted             // and the client may publish to it
+	noteWild                  // a token looks like a wildcard
 )
 
 // maxCached is the number of subjects a publisher remembers.
@@ -64,10 +65,14 @@ func newPublisher(a *Account, c *client) *Publisher {
 		if !subject.Valid(subj) {
 			return 0
 		}
-		if c != nil && !c.perms.mayPublish(subj) {
-			return noteValid
+		note := uint8(noteValid)
+		if subject.HasWildcard(subj) {
+			note |= noteWild
 		}
-		return noteValid | notePermitted
+		if c == nil || c.perms.mayPublish(subj) {
+			note |= notePermitted
+		}
+		return note
 	})
 	return p
 }
@@ -293,6 +298,7 @@ func (p *Publisher) call(s *subscription) bool {
 // flush ends a batch. With hold, the calling publisher is held back for a
 // while if a destination lags far behind.
 func (p *Publisher) flush(hold bool) {
+	p.count()
 	for _, c := range p.dirty {
 		c.flush()
 	}
@@ -314,6 +320,11 @@ func (p *Publisher) endBatch() {
 	}
 	p.dirty = p.dirty[:0]
 	p.batch++
+	p.count()
+}
+
+// count makes the messages of the batch count for the server.
+func (p *Publisher) count() {
 	if p.outMsgs > 0 {
 		p.acc.srv.outMsgs.Add(p.outMsgs)
 		p.acc.srv.outBytes.Add(p.outOct)

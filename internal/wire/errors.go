@@ -15,7 +15,7 @@ var (
 	ErrMaxControlLine = &Error{"maximum control line exceeded"}          // fatal: no line end within the limit
 	ErrMaxPayload     = &Error{"Maximum Payload Violation"}              // fatal: message is larger than permitted
 	ErrHeaders        = &Error{"message headers not supported"}          // fatal: HPUB without "headers" in CONNECT
-	ErrPublishSubject = &Error{"Invalid Publish Subject"}                // subject is malformed or has a wildcard
+	ErrPublishSubject = &Error{"Invalid Publish Subject"}                // subject is malformed and the message dropped; or, to pedantic clients only, it has a wildcard
 	ErrSubject        = &Error{"Invalid Subject"}                        // subscription subject is malformed
 	ErrAuthorization  = &Error{"Authorization Violation"}                // fatal: credentials missing or wrong
 	ErrAuthTimeout    = &Error{"Authentication Timeout"}                 // fatal: no CONNECT in time
