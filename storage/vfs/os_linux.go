@@ -38,7 +38,7 @@ func control(f *os.File, fn func(fd int) error) error {
 		}
 	})
 	if err != nil {
-		return err
+		return os.ErrClosed // the only reason; the error itself is internal to package os
 	}
 	return ferr
 }

@@ -46,7 +46,7 @@ import (
 //
 //	batch header                     footer, where it differs
 //	 0  4  magic "PWB\x01"
-//	 4  1  kind: 1                   2
+//	 4  1  kind: 1 (3: mark)         2
 //	 5  3  zero
 //	 8  8  epoch of the segment
 //	16  8  LSN of the first record   LSN that follows the segment
@@ -58,6 +58,10 @@ import (
 //	48  8  segment number
 //	56  4  zero
 //	60  4  CRC32C of bytes 0 to 59
+//
+// A mark is a batch without records, one sector. It is written when the log has
+// been idle for a while, for the durable LSN in it: without it nothing would
+// tell damage to the last batch from a batch torn by a power cut.
 //
 //	record
 //	 0  4  length of the data
@@ -75,6 +79,7 @@ const (
 
 	kindRecords = 1
 	kindFooter  = 2
+	kindMark    = 3
 
 	segmentHeaderCRC = 72
 	batchHeaderCRC   = 60
@@ -219,6 +224,8 @@ func decodeBatchHeader(b []byte, epoch, num uint64) (h batchHeader, ok bool) {
 	case h.kind == kindRecords:
 		// Every record has a header, so that the payload bounds the count.
 		return h, h.count > 0 && int64(h.count) <= h.length/recordHeaderSize
+	case h.kind == kindMark:
+		return h, h.count == 0 && h.length == 0
 	case h.kind == kindFooter:
 		return h, h.length >= segmentHeaderSize && h.length%sectorSize == 0
 	}

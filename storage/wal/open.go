@@ -157,7 +157,7 @@ func (l *Log) sealTail(s *segment) error {
 	if err != nil {
 		return err
 	}
-	if s.size < s.hdr.length && t.end+sectorSize < s.size {
+	if s.size < s.hdr.length && t.end+sectorSize != s.size {
 		return &CorruptError{s.path, s.size, fmt.Sprintf("the file has been cut, %d bytes are missing", s.hdr.length-s.size)}
 	}
 	if t.torn {
@@ -221,8 +221,8 @@ func (l *Log) replaySegment(s *segment, recs []Record, fn func(Record) error) (_
 	if err != nil {
 		return recs, fmt.Errorf("replay log: %w", err)
 	}
-	sc := newScanner(f, min(size, s.end), &s.hdr)
-	sc.fresh = true
+	sc := newScanner(f, size, &s.hdr)
+	sc.limit, sc.fresh = s.end, true
 	batches := uint32(0)
 	for sc.pos < s.end {
 		pos := sc.pos
@@ -230,7 +230,7 @@ func (l *Log) replaySegment(s *segment, recs []Record, fn func(Record) error) (_
 		if err != nil {
 			return recs, fmt.Errorf("replay log: read %s: %w", s.path, err)
 		}
-		if bad == "" && h.kind != kindRecords {
+		if bad == "" && h.kind == kindFooter {
 			bad = "footer before the end of the batches"
 		}
 		if bad != "" {

@@ -15,6 +15,7 @@ const readChunk = 1 << 20
 type scanner struct {
 	r     io.ReaderAt
 	size  int64 // of the file
+	limit int64 // where batches end at the latest
 	num   uint64
 	epoch uint64
 	pos   int64       // of the next batch
@@ -28,7 +29,7 @@ type scanner struct {
 }
 
 func newScanner(r io.ReaderAt, size int64, h *segmentHeader) *scanner {
-	return &scanner{r: r, size: size, num: h.num, epoch: h.epoch, pos: segmentHeaderSize, next: h.first}
+	return &scanner{r: r, size: size, limit: size - sectorSize, num: h.num, epoch: h.epoch, pos: segmentHeaderSize, next: h.first}
 }
 
 // window returns the n bytes at pos, or fewer at the end of the file.
@@ -74,8 +75,8 @@ func (s *scanner) step() (h batchHeader, payload []byte, bad string, err error) 
 			return h, nil, "footer of a longer segment", nil
 		}
 		return h, nil, "", nil
-	case h.length > s.size-s.pos-batchHeaderSize:
-		return h, nil, "batch reaches beyond the end of the file", nil
+	case h.length > s.limit-s.pos-batchHeaderSize || h.size() > s.limit-s.pos:
+		return h, nil, "batch reaches beyond the end of the segment", nil
 	}
 	b, err = s.window(s.pos, batchHeaderSize+h.length)
 	if err != nil {
@@ -137,7 +138,9 @@ func scanTail(name string, r io.ReaderAt, size int64, h *segmentHeader) (tail, e
 		}
 		t.batches++
 		t.durable = max(t.durable, b.durable)
-		unsynced = append(unsynced, mark{pos, b.last()})
+		if b.kind == kindRecords {
+			unsynced = append(unsynced, mark{pos, b.last()})
+		}
 		for len(unsynced) > 0 && unsynced[0].last <= t.durable {
 			unsynced = unsynced[1:]
 		}

@@ -185,7 +185,7 @@ func loadSegment(fs vfs.FS, dir, name string, num uint64) (_ *segment, err error
 	if s.hdr.num != num {
 		return nil, &CorruptError{s.path, 16, fmt.Sprintf("the header is that of segment %016x", s.hdr.num)}
 	}
-	if s.size < minSegmentFor(0) {
+	if s.size < minSegmentFor(0) || s.size%sectorSize != 0 {
 		return nil, &CorruptError{s.path, s.size, "the file has been cut"}
 	}
 	if _, err = readAt(s.file, b, s.size-sectorSize); err != nil {

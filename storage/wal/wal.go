@@ -20,7 +20,8 @@
 // storage is recorded in every batch, which is how [Open] tells the end of a
 // log that a power cut tore (cut off, no one was told that it is safe) from
 // damage (reported, see [CorruptError]). What it cannot tell: damage to the
-// very last batch of a log that was not closed looks like a torn write.
+// very last batch of a log that was not closed, if it was written less than
+// MarkDelay before the stop, looks like a torn write.
 //
 // The first write or sync that fails ends the log: nothing is acknowledged
 // after it, and only a restart, which recovers from disk, helps. A sync is
@@ -52,6 +53,10 @@ const (
 	// LazyDelay is how long AppendLazy's records wait at most for a commit to
 	// ride with.
 	LazyDelay = 200 * time.Millisecond
+
+	// MarkDelay is how long a log is idle before it records, in a sector of
+	// its own, that the last batch is safe.
+	MarkDelay = time.Second
 
 	slabSize       = 256 << 10
 	minSegmentSize = 16 << 10
@@ -168,12 +173,16 @@ type Log struct {
 	freeRecs  [][]Record
 	lazy      *time.Timer
 	lazyArmed bool
+	idle      *time.Timer
+	idleArmed bool
+	idleSeen  uint64     // durable when idle was armed
 	segs      []*segment // oldest first; the last is the active one
 	spares    []string
 
 	// Writer's role only.
 	active     *segment
 	activeNext storage.LSN // LSN that follows the last batch written
+	recorded   uint64      // highest durable LSN in a header of the active segment
 
 	fileMu  sync.Mutex // held to sync the active file outside of the writer's role, and to change it
 	trimMu  sync.Mutex
@@ -200,7 +209,7 @@ func newLog(o Options) *Log {
 
 // setRecovered says that everything below next has been recovered and synced.
 func (l *Log) setRecovered(next storage.LSN) {
-	l.next, l.activeNext, l.told = next, next, next-1
+	l.next, l.activeNext, l.told, l.recorded = next, next, next-1, uint64(next-1)
 	l.durable.Store(uint64(next - 1))
 	l.written.Store(uint64(next - 1))
 }
@@ -211,6 +220,8 @@ func (l *Log) start() {
 	l.used.Store(l.active.pos)
 	l.lazy = time.AfterFunc(time.Hour, l.lazyDue)
 	l.lazy.Stop()
+	l.idle = time.AfterFunc(time.Hour, l.markDue)
+	l.idle.Stop()
 	for range 2 { // so that one can write while the other applies
 		l.workers.Go(l.worker)
 	}
@@ -454,7 +465,62 @@ func (l *Log) lead() {
 	if !ackEarly {
 		l.queue(g)
 	}
+	if !l.idleArmed {
+		l.armIdle()
+	}
 	l.passOnWriter()
+}
+
+func (l *Log) armIdle() {
+	l.idleArmed, l.idleSeen = true, l.durable.Load()
+	l.idle.Reset(MarkDelay)
+}
+
+// markDue writes a mark if the log has been idle since the timer was set. It
+// needs no sync: if it gets lost, nothing else does.
+func (l *Log) markDue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.idleArmed = false
+	d := l.durable.Load()
+	switch {
+	case l.err != nil || l.closing:
+		return
+	case l.writing || len(l.pend.recs) > 0 || d != l.idleSeen || d != l.written.Load():
+		l.armIdle()
+		return
+	}
+	l.writing = true
+	l.mu.Unlock()
+	err := l.writeMark(d)
+	l.mu.Lock()
+	l.writing = false
+	l.closeWait()
+	if err != nil {
+		l.fail(err)
+		return
+	}
+	l.passOnWriter()
+}
+
+// writeMark records that everything up to durable, the last record written, is
+// safe. Writer's role.
+func (l *Log) writeMark(durable uint64) error {
+	s := l.active
+	if l.recorded >= durable || !s.fits(sectorSize) {
+		return nil // the next batch, or the footer, will tell
+	}
+	b := make([]byte, sectorSize)
+	h := batchHeader{kind: kindMark, epoch: s.hdr.epoch, num: s.hdr.num, first: l.activeNext, durable: storage.LSN(durable)}
+	h.encode(b)
+	if _, err := s.file.WriteAt(b, s.pos); err != nil {
+		return err
+	}
+	s.pos += sectorSize
+	s.batches++
+	l.recorded = durable
+	l.used.Store(s.pos)
+	return nil
 }
 
 // queue hands a group to the applier.
@@ -574,6 +640,7 @@ func (l *Log) writeGroup(batches []batch, last storage.LSN) error {
 			crc: crc32.Checksum(b.buf[batchHeaderSize:batchHeaderSize+b.payload], castagnoli),
 		}
 		h.encode(b.buf)
+		l.recorded = uint64(h.durable)
 		if _, err := s.file.WriteAt(b.buf, s.pos); err != nil {
 			return err
 		}
@@ -624,6 +691,7 @@ func (l *Log) rollover(batch int64) error {
 		return err
 	}
 	l.durable.Store(uint64(l.activeNext - 1))
+	l.recorded = uint64(l.activeNext - 1)
 	n, err := l.createSegment(s.hdr.num+1, l.activeNext, max(l.o.SegmentSize, minSegmentFor(batch)))
 	if err != nil {
 		return err
@@ -834,6 +902,7 @@ func (l *Log) Close() error {
 	}
 	l.wakeAll()
 	l.lazy.Stop()
+	l.idle.Stop()
 	for l.writing || l.applying {
 		l.work.Wait()
 	}

@@ -235,13 +235,17 @@ func (d *FS) Contents(name string) []byte {
 	return nil
 }
 
-// SetContents replaces what the medium holds of name, as damage does.
+// SetContents replaces what the medium holds of name, as damage does. Missing
+// directories are made.
 func (d *FS) SetContents(name string, b []byte) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	name = path.Clean(name)
 	n := &inode{cur: append([]byte{}, b...), stable: append([]byte{}, b...)}
 	d.names[name], d.kept[name] = n, n
+	for dir := path.Dir(name); !d.dirs[dir]; dir = path.Dir(dir) {
+		d.dirs[dir] = true
+	}
 }
 
 // Flip inverts one bit of name on the medium.
