@@ -1,6 +1,7 @@
 package msgstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -64,10 +65,21 @@ func (im *image) update(fn func(tx *bbolt.Tx) error) error {
 	return boltfile.Guard(im.path, func() error { return im.db.Update(fn) })
 }
 
-// raw is a copied value of the bucket of messages.
+// raw is a copied entry of the bucket of messages.
 type raw struct {
 	seq uint64
-	v   []byte
+	kv  []byte // key and value
+}
+
+// copyOut copies entries, which point into the map so far.
+func copyOut(rs []raw, total int) {
+	buf := make([]byte, 0, total+8*len(rs))
+	for i := range rs {
+		n := len(buf)
+		buf = binary.BigEndian.AppendUint64(buf, rs[i].seq)
+		buf = append(buf, rs[i].kv...)
+		rs[i].kv = buf[n:len(buf):len(buf)]
+	}
 }
 
 // read copies the values in [from, to] out of the file, at least one and then
@@ -95,21 +107,14 @@ func (im *image) read(from, to uint64, max, maxBytes int) (rs []raw, through uin
 				break
 			}
 		}
-		buf := make([]byte, 0, total)
-		for i := range rs {
-			n := len(buf)
-			buf = append(buf, rs[i].v...)
-			rs[i].v = buf[n:len(buf):len(buf)]
-		}
+		copyOut(rs, total)
 		return nil
 	})
 	return rs, through, err
 }
 
 func (im *image) decode(r raw) (storage.Message, error) {
-	var key [8]byte
-	binary.BigEndian.PutUint64(key[:], r.seq)
-	c, err := im.msgs.open(key[:], r.v)
+	c, err := im.msgs.open(r.kv[:8], r.kv[8:])
 	if err != nil {
 		return storage.Message{}, im.corrupt(r.seq, err)
 	}
@@ -141,6 +146,45 @@ func (im *image) Run(from, to uint64, max, maxBytes int) ([]storage.Message, uin
 	return msgs, through, nil
 }
 
+// Fetch implements table.Image.
+func (im *image) Fetch(seqs []uint64, maxBytes int) ([]storage.Message, error) {
+	var rs []raw
+	err := im.view(func(tx *bbolt.Tx) error {
+		c := tx.Bucket(bucketMsgs).Cursor()
+		total := 0
+		var key [8]byte
+		for _, seq := range seqs {
+			binary.BigEndian.PutUint64(key[:], seq)
+			k, v := c.Seek(key[:])
+			if !bytes.Equal(k, key[:]) {
+				continue
+			}
+			if rs = append(rs, raw{seq, v}); total+len(v) > maxBytes {
+				total += len(v)
+				break
+			}
+			total += len(v)
+		}
+		copyOut(rs, total)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", im.path, err)
+	}
+	msgs := make([]storage.Message, 0, len(rs))
+	for _, r := range rs {
+		m, err := im.decode(r)
+		if err != nil {
+			if len(msgs) == 0 {
+				return nil, err
+			}
+			break
+		}
+		msgs = append(msgs, m)
+	}
+	return msgs, nil
+}
+
 // metaBytes bounds what one call of Metas copies.
 const metaBytes = 256 << 10
 
@@ -152,9 +196,9 @@ func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta
 	}
 	for _, r := range rs {
 		m, err := im.decode(r)
-		if err != nil && len(r.v) > overhead {
+		if err != nil && len(r.kv) > 8+overhead {
 			// As good as it gets without trusting anything.
-			m, _ = decodeMessage(r.seq, r.v[overhead:])
+			m, _ = decodeMessage(r.seq, r.kv[8+overhead:])
 		}
 		dst = append(dst, table.Meta{Seq: r.seq, Time: m.Time, Subject: m.Subject, Size: m.Size(), Err: err})
 	}

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"sync"
@@ -36,9 +37,16 @@ import (
 // FileName is the name of the store's file in its directory.
 const FileName = "msgs.db"
 
-// mmapSize is what is mapped at least. bbolt makes the file as long as the
-// map while it is small, so this is also the (sparse) size of a small store.
-const mmapSize = 1 << 20
+const (
+	// mmapSize is the address space (not memory) mapped at least. Whenever the
+	// map has to grow, bbolt copies all that a transaction has in hand and
+	// waits for readers: better not often.
+	mmapSize = 256 << 20
+	// mmapSize32 is the same where addresses are scarce.
+	mmapSize32 = 8 << 20
+	// allocSize is the step in which the file grows.
+	allocSize = 2 << 20
+)
 
 // Options tune a Store. The zero value is ready for use.
 type Options struct {
@@ -72,18 +80,23 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open message store: %w", err)
 	}
 	path := filepath.Join(dir, FileName)
+	mmap := mmapSize
+	if bits.UintSize == 32 {
+		mmap = mmapSize32
+	}
 	db, err := boltfile.Open(path, bbolt.Options{
 		// The list of free pages is part of every commit (8 octets a free
 		// page), or opening would have to walk the whole file.
 		NoFreelistSync:  false,
 		FreelistType:    bbolt.FreelistMapType,
-		InitialMmapSize: mmapSize,
+		InitialMmapSize: mmap,
 		NoStatistics:    true,
 		NoSync:          o.noSync,
 	}, create)
 	if err != nil {
 		return nil, err
 	}
+	db.AllocSize = allocSize
 	s := &Store{image: &image{path: path, db: db}, log: o.Log}
 	s.Table = table.New(s.image, path)
 	err = s.load()

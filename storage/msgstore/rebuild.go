@@ -26,7 +26,7 @@ func (im *image) scan(tx *bbolt.Tx, st storage.State, fn func(seq uint64, m stor
 		if seq > st.Last {
 			break
 		}
-		buf = append(buf[:0], v...)
+		buf = append(append(buf[:0], k...), v...)
 		m, err := im.decode(raw{seq, buf})
 		if err != nil {
 			m = storage.Message{}

@@ -26,6 +26,7 @@ type matched struct {
 type upcoming struct {
 	from, through uint64 // seqs is complete for [from, through]
 	seqs          []uint64
+	loaded        []storage.Message // some of them, read ahead
 }
 
 // selected returns the subjects of list that pattern selects.
@@ -59,15 +60,26 @@ func evict[V any](m map[string]V) {
 	}
 }
 
-func (c *matchCache) ahead(key string, seq uint64) (seqs []uint64, through uint64, ok bool) {
+// ahead returns the sequences known to come from seq on, the messages of them
+// that have been loaded, and up to where that is all.
+func (c *matchCache) ahead(key string, seq uint64) (seqs []uint64, loaded []storage.Message, through uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := c.filters[key]
 	if u == nil || seq < u.from || seq > u.through {
-		return nil, 0, false
+		return nil, nil, 0, false
 	}
 	i, _ := slices.BinarySearch(u.seqs, seq)
-	return u.seqs[i:], u.through, true
+	return u.seqs[i:], u.loaded, u.through, true
+}
+
+// setLoaded keeps loaded messages of what ahead has returned.
+func (c *matchCache) setLoaded(key string, loaded []storage.Message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if u := c.filters[key]; u != nil {
+		u.loaded = loaded
+	}
 }
 
 func (c *matchCache) setAhead(key string, from, through uint64, seqs []uint64) {

@@ -17,6 +17,7 @@ const (
 	runBytes    = 128 << 10
 	runsCached  = 8
 	scanBudget  = 64   // messages tried before the index is asked
+	fetchMax    = 32   // messages loaded at once that the index names
 	lookAhead   = 1024 // sequences taken from the index at once
 	rangeChunk  = 128  // messages copied from the table under one lock
 	matchCached = 32
@@ -224,12 +225,10 @@ func (t *Table) LoadNext(f storage.Filter, seq uint64) (storage.Message, error) 
 		budget := math.MaxInt
 		if !all {
 			// What the index has already said for this filter goes first.
-			seqs, through, ok := t.matches.ahead(key, seq)
-			for _, q := range seqs {
-				m, err := t.Load(q)
-				if err == nil || !isNotFound(err) {
-					return m, err
-				}
+			seqs, loaded, through, ok := t.matches.ahead(key, seq)
+			m, err := t.firstOf(key, seqs, loaded)
+			if err != nil || m.Seq != 0 {
+				return m, err
 			}
 			if ok {
 				seq = through + 1
@@ -253,6 +252,49 @@ func (t *Table) LoadNext(f storage.Filter, seq uint64) (storage.Message, error) 
 		t.matches.setAhead(key, from, through, seqs)
 		seq = from
 	}
+}
+
+// firstOf returns the first of seqs that exists, or no message; loaded are
+// some of them. It reads ahead what comes after one it has to load.
+func (t *Table) firstOf(key string, seqs []uint64, loaded []storage.Message) (storage.Message, error) {
+	for i, q := range seqs {
+		t.mu.RLock()
+		if t.closed {
+			t.mu.RUnlock()
+			return storage.Message{}, storage.ErrClosed
+		}
+		ok := t.exists(q)
+		sl := t.slot(q)
+		if ok && sl != nil {
+			m := sl.message(q)
+			t.mu.RUnlock()
+			return m, nil
+		}
+		end := t.diskEnd()
+		t.mu.RUnlock()
+		if !ok {
+			continue
+		}
+		if j, ok := (&run{msgs: loaded}).find(q); ok {
+			return loaded[j], nil
+		}
+		if q >= end {
+			return storage.Message{}, t.errMissing(q)
+		}
+		// Not what the table holds, which is there already.
+		n, _ := slices.BinarySearch(seqs[i:], end)
+		msgs, err := t.image.Fetch(seqs[i:i+min(n, fetchMax)], runBytes)
+		if err == nil && len(msgs) > 0 && msgs[0].Seq == q {
+			t.matches.setLoaded(key, msgs)
+			return msgs[0], nil
+		}
+		// Removed since, or damaged: Load knows.
+		m, err := t.Load(q)
+		if err == nil || !isNotFound(err) {
+			return m, err
+		}
+	}
+	return storage.Message{}, nil
 }
 
 // collect asks the index for sequences from from on that f selects; beyond

@@ -50,6 +50,11 @@ type Image interface {
 	// to where the answer is complete. A damaged message ends the run before
 	// it or, if it is the first, is the error.
 	Run(from, to uint64, max, maxBytes int) (msgs []storage.Message, through uint64, err error)
+	// Fetch returns those of the messages with the sequences (ascending) that
+	// are held, from the first on, as many as maxBytes allow but at least one.
+	// A damaged message ends the answer before it or, if it is the first, is
+	// the error.
+	Fetch(seqs []uint64, maxBytes int) ([]storage.Message, error)
 	// Metas is Run for metas, appended to dst; damaged messages are among them.
 	Metas(from, to uint64, max int, dst []Meta) (metas []Meta, through uint64, err error)
 	// Posts appends to dst the sequences from from on of the subject with that
