@@ -66,7 +66,7 @@ func storeError(dir string, err error) error {
 	switch {
 	case errors.Is(err, storage.ErrLocked):
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is in use by another process: stop it, or choose another directory with -sd (%w)", dir, err))
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrNotExist):
 		return Exit(ExitCannotStore, fmt.Errorf("cannot write to store directory %s: let this user write there, or choose another directory with -sd (%w)", dir, err))
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is not a directory: choose another one with -sd (%w)", dir, err))
@@ -76,8 +76,8 @@ func storeError(dir string, err error) error {
 	return Exit(ExitStorage, fmt.Errorf("cannot open store directory %s: %w", dir, err))
 }
 
-// listenError explains why addr could not be listened on; flag names the
-// setting that changes it.
+// listenError explains why addr could not be listened on; setting is what
+// changes it.
 func listenError(addr, setting string, err error) error {
 	remedy := "choose another one with " + setting
 	switch {
@@ -88,5 +88,9 @@ func listenError(addr, setting string, err error) error {
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
 		remedy = "this machine has no such address: choose another one with -a"
 	}
-	return Exit(ExitUnavailable, fmt.Errorf("cannot listen on %s: %s (%w)", addr, remedy, err))
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		err = errno // the layers above only repeat the address
+	}
+	return Exit(ExitUnavailable, fmt.Errorf("cannot listen on %s: %w; %s", addr, err, remedy))
 }
