@@ -655,8 +655,7 @@ func (s *Stream) onTimer() {
 	for name, c := range s.consumers {
 		next := c.m.Deadline()
 		if !next.IsZero() && !next.After(now) {
-			var dead bool
-			if next, dead = c.m.Tick(now); dead {
+			if _, dead := c.m.Tick(now); dead {
 				created := c.m.Created()
 				s.e.async.add(func() { _ = s.e.removeConsumer(s, name, created) })
 			} else if c.m.Pump(now) {
