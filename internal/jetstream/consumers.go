@@ -86,6 +86,9 @@ func (s *Stream) settleUnlogged() {
 
 // startConsumer makes a consumer live. The caller holds the lock.
 func (s *Stream) startConsumer(c *consumerEntry, now time.Time) {
+	if s.stopped {
+		return
+	}
 	c.m.Start(now)
 	s.watchInterest(c)
 	if !s.pumping {
@@ -121,7 +124,14 @@ func (s *Stream) watchInterest(c *consumerEntry) {
 func (s *Stream) withConsumer(c *consumerEntry, input func(now time.Time)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped || c.gone || !s.e.live {
+	if !c.gone {
+		s.input(c, input)
+	}
+}
+
+// input is withConsumer for a caller that holds the lock.
+func (s *Stream) input(c *consumerEntry, input func(now time.Time)) {
+	if s.stopped || !s.e.live {
 		return
 	}
 	now := time.Now()
@@ -346,13 +356,12 @@ func (e *Engine) ack(m *broker.Msg) {
 	if !ok {
 		return
 	}
-	c := s.consumer(consumerName)
-	if c == nil {
-		return
+	reply := string(m.Reply) // "+NXT" carries a pull request, which is kept
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.consumers[consumerName]; c != nil {
+		s.input(c, func(now time.Time) { c.m.Ack(now, ref, m.Data, reply) })
 	}
-	// "+NXT" carries a pull request, which the machine keeps the reply of.
-	reply := string(m.Reply)
-	s.withConsumer(c, func(now time.Time) { c.m.Ack(now, ref, m.Data, reply) })
 }
 
 // onFlow takes answers to flow control.

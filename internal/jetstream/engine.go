@@ -131,8 +131,9 @@ type Engine struct {
 	async               asyncQueue
 	wg                  sync.WaitGroup // goroutines that end with the engine
 	checkpointNow       chan struct{}
-	done                chan struct{}
-	sinceCheck          int64 // octets committed since the checkpointer was woken
+	done                chan struct{} // closed with the engine
+	broken              chan struct{} // closed when the storage has failed
+	sinceCheck          int64         // octets committed since the checkpointer was woken
 	durMu               sync.Mutex
 	awaitingSync        map[*Stream]struct{} // have applied what is not durable yet
 }
@@ -166,6 +167,7 @@ func Open(o Options) (_ *Engine, err error) {
 		acks:          o.Account.NewPublisher(),
 		checkpointNow: make(chan struct{}, 1),
 		done:          make(chan struct{}),
+		broken:        make(chan struct{}),
 		nextGroup:     uint64(storage.MetaGroup) + 1,
 	}
 	e.streams.Store(&map[string]*Stream{})
@@ -369,6 +371,7 @@ func (e *Engine) release() error {
 func (e *Engine) fail(err error) {
 	e.failed.Store(true)
 	e.failOnce.Do(func() {
+		close(e.broken)
 		if e.o.OnFail != nil {
 			e.o.OnFail(err)
 		}

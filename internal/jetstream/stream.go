@@ -647,7 +647,7 @@ func (s *Stream) arm(t time.Time) {
 func (s *Stream) onTimer() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped || s.e.failed.Load() {
+	if s.stopped || s.e.failed.Load() || s.e.closing.Load() {
 		return
 	}
 	s.timerAt = time.Time{}
@@ -717,6 +717,8 @@ func (e *Engine) propose(g storage.GroupID, rec []byte) (callResult, error) {
 	select {
 	case r := <-ch:
 		return r, nil
+	case <-e.broken:
+		return callResult{}, storage.ErrFailed
 	case <-e.done:
 		return callResult{}, ErrClosed
 	}
