@@ -1,3 +1,5 @@
+//go:build linux
+
 // Crash kills the edge with SIGKILL again and again while one publisher waits
 // for every acknowledgement and others have many publishes in flight, restarts
 // it on the same store, and checks that every acknowledged message is there

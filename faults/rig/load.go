@@ -1,3 +1,5 @@
+//go:build linux
+
 package rig
 
 import (
@@ -42,7 +44,7 @@ var ErrConnection = errors.New("connection lost")
 // connection is lost (ErrConnection). Rows without an acknowledgement go back
 // to Rows. It may be called again after it returned.
 func (l *Load) Run(ctx context.Context) error {
-	nc, err := nats.Connect(l.URL, nats.NoReconnect(), nats.Timeout(2*time.Second))
+	nc, err := nats.Connect(l.URL, nats.NoReconnect(), nats.Timeout(2*time.Second), nats.ErrorHandler(quiet))
 	if err != nil {
 		return fmt.Errorf("publisher %d: %w: %w", l.Publisher, ErrConnection, err)
 	}
@@ -151,6 +153,10 @@ func (l *Load) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// quiet keeps the client from printing what the rig brings about on purpose;
+// Run's own errors tell.
+func quiet(*nats.Conn, *nats.Subscription, error) {}
 
 // ReadStream returns what a stream holds from sequence from on, in stream order.
 func ReadStream(ctx context.Context, nc *nats.Conn, stream string, from uint64) ([]Held, error) {

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package rig holds what the fault rigs and the benchmarks share: building the
 // programs, running them as separate processes, choosing ports, waiting until
 // a server answers, and generating messages whose fate can be checked.
