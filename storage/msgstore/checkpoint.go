@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 
 	"petiole/storage"
 	"petiole/storage/internal/table"
@@ -351,5 +352,5 @@ func (s *Store) Checkpoint() error {
 
 // full reports whether err is for want of space, which may come back.
 func full(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, berrors.ErrMaxSizeReached)
 }

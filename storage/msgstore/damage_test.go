@@ -346,3 +346,119 @@ func TestDestroy(t *testing.T) {
 		t.Fatalf("the directory is still there: %v", err)
 	}
 }
+
+// A checkpoint that fails for want of space changes nothing, and succeeds once
+// there is space.
+func TestNoSpace(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, dir)
+	add := func(n int) {
+		t.Helper()
+		for range n {
+			if _, err := s.Append(storage.Message{Subject: "s", Time: 1, Data: make([]byte, 10_000)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	readable := func(n int) {
+		t.Helper()
+		seen := 0
+		if err := s.Range(0, func(m storage.Message) bool { seen++; return len(m.Data) == 10_000 }); err != nil || seen != n {
+			t.Fatalf("%d messages, %v", seen, err)
+		}
+	}
+	add(10)
+	checkpoint(t, s, 1)
+	add(500)
+	s.image.db.MaxSize = 1 << 20
+	if !s.Freeze(2, []storage.KV{{Key: "k", Value: []byte("v")}}) {
+		t.Fatal("Freeze refused")
+	}
+	if err := s.Checkpoint(); err == nil || errors.Is(err, storage.ErrFailed) {
+		t.Fatalf("checkpoint into a full file: %v", err)
+	}
+	if s.Applied() != 1 || s.Freeze(3, nil) {
+		t.Fatalf("applied %d after a failed checkpoint", s.Applied())
+	}
+	readable(510)
+	add(1)
+	s.image.db.MaxSize = 0
+	if err := s.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	readable(511)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s = mustOpen(t, dir)
+	if s.Applied() != 2 {
+		t.Fatalf("applied %d", s.Applied())
+	}
+	readable(510)
+}
+
+// A process that dies in the middle of a checkpoint leaves the state before
+// it: what the file holds at any moment is a whole one.
+func TestCrashInCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	s := mustOpen(t, dir)
+	for i := range 100 {
+		if _, err := s.Append(storage.Message{Subject: "s", Time: int64(i + 1)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkpoint(t, s, 1)
+	for i := range 5000 {
+		if _, err := s.Append(storage.Message{Subject: "s", Time: int64(i + 101), Data: make([]byte, 100)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for seq := uint64(1); seq < 90; seq += 2 {
+		if _, err := s.Remove(seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !s.Freeze(2, nil) {
+		t.Fatal("Freeze refused")
+	}
+	done := make(chan error, 1)
+	go func() { done <- s.Checkpoint() }()
+	var crashed []string
+	for running := true; running; {
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			running = false
+		default:
+		}
+		if len(crashed) < 6 {
+			raw, err := os.ReadFile(s.image.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := t.TempDir()
+			if err := os.WriteFile(filepath.Join(d, FileName), raw, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			crashed = append(crashed, d)
+		}
+	}
+	for _, d := range append(crashed, dir) {
+		if d == dir {
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := mustOpen(t, d)
+		want := uint64(100)
+		if c.Applied() == 2 {
+			want = 5100 - 45
+		}
+		n := uint64(0)
+		if err := c.Range(0, func(storage.Message) bool { n++; return true }); err != nil || n != want || c.State().Msgs != want {
+			t.Errorf("at %d: %d messages, %v, counted %d", c.Applied(), n, err, c.State().Msgs)
+		}
+	}
+}

@@ -16,7 +16,7 @@ const (
 	runMax      = 256
 	runBytes    = 128 << 10
 	runsCached  = 8
-	scanBudget  = 64   // messages tried before the index is asked
+	scanBudget  = 16   // messages tried before the index is asked
 	fetchMax    = 32   // messages loaded at once that the index names
 	lookAhead   = 1024 // sequences taken from the index at once
 	rangeChunk  = 128  // messages copied from the table under one lock
