@@ -17,11 +17,13 @@ import (
 	"petiole/internal/wire"
 )
 
-// Read buffers start small, so that idle clients cost little, and grow with
-// what arrives.
+// Sizes of read buffers in octets. Buffers come from a pool and return to it
+// when a client has sent nothing more for the moment and no operation is
+// incomplete, so idle clients have none. Messages that do not fit get larger
+// ones.
 const (
-	minRead = 2 << 10
-	maxRead = 64 << 10
+	readSize    = 64 << 10
+	readSizeTLS = 16 << 10 // held while waiting, and enough for the largest record
 )
 
 // After an error the rest of what a client sends is read and thrown away for
@@ -115,70 +117,63 @@ type subscription struct {
 	closed    atomic.Bool
 }
 
+// inbox is what has been read and not yet processed.
+type inbox struct {
+	own *slab
+	buf []byte // all of own's memory; nil if nothing is held
+	w   int    // buf[:w] is filled
+}
+
+// grow makes the buffer at least n octets large and keeps what is in it.
+func (in *inbox) grow(n int) {
+	s := newSlab(n)
+	buf := s.b[:cap(s.b)]
+	copy(buf, in.buf[:in.w])
+	in.free()
+	in.own, in.buf = s, buf
+}
+
+// free gives the buffer back.
+func (in *inbox) free() {
+	if in.own != nil {
+		in.own.release()
+		in.own, in.buf = nil, nil
+	}
+}
+
 // readLoop serves the client until the connection ends.
 func (c *client) readLoop() error {
-	own := newSlab(minRead)
-	defer func() { own.release() }()
-	buf := own.b[:minRead]
-	// resize gives buf n octets and keeps buf[r:w] at its start.
-	resize := func(buf []byte, r, w, n int) []byte {
-		s := newSlab(n)
-		nb := s.b[:cap(s.b)]
-		copy(nb, buf[r:w])
-		own.release()
-		own = s
-		return nb
-	}
 	var (
 		ev   wire.Event
-		w    int // buf[:w] is filled
-		need = 1 // parsing is pointless below this
-		thin int // successive reads that used little of buf
+		in   inbox
+		need = 1 // octets below which parsing is pointless
 		gone int // octets thrown away
-		srv  = c.srv
-		lim  = wire.Limits{ControlLine: srv.opts.MaxControlLine, Payload: srv.opts.MaxPayload}
+		lim  = wire.Limits{ControlLine: c.srv.opts.MaxControlLine, Payload: c.srv.opts.MaxPayload}
+		recv = c.reader(&in)
 	)
+	defer in.free()
 	for {
-		n, err := c.conn.Read(buf[w:])
-		if n > 0 {
-			if c.closing.Load() {
-				if gone += n; gone > lingerBytes {
-					return nil
-				}
-				continue
+		n, err := recv()
+		if n > 0 && c.closing.Load() {
+			if gone += n; gone > lingerBytes {
+				return nil
 			}
-			space := len(buf) - w
-			w += n
+			n = 0
+		}
+		if n > 0 {
+			in.w += n
 			r := 0
-			if w >= need {
-				r, need = c.parse(buf[:w], lim, &ev)
+			if in.w >= need {
+				r, need = c.parse(in.buf[:in.w], lim, &ev)
 			}
 			c.endBatch()
-
-			rest := w - r
+			in.w = copy(in.buf, in.buf[r:in.w])
 			switch {
-			case n == space && len(buf) < maxRead:
-				// The buffer was filled: there may be more to be had at once.
-				buf = resize(buf, r, w, 2*len(buf))
-				thin = 0
-			case rest == 0 && len(buf) > minRead && n < len(buf)/8:
-				// Memory is given back when it has not been needed for a while.
-				if thin++; thin > 16 {
-					buf = resize(buf, 0, 0, max(len(buf)/2, minRead))
-					thin = 0
-				}
-			default:
-				if n >= len(buf)/8 {
-					thin = 0
-				}
-				if r > 0 {
-					copy(buf, buf[r:w])
-				}
-			}
-			w = rest
-			if w == len(buf) || need > len(buf) && w > len(buf)/2 {
+			case in.w == len(in.buf), need > len(in.buf) && in.w > len(in.buf)/2:
 				// Grown by what has really arrived, not by what was announced.
-				buf = resize(buf, 0, w, 2*len(buf))
+				in.grow(2 * len(in.buf))
+			case in.w == 0 && c.raw == nil && len(in.buf) > readSizeTLS:
+				in.free()
 			}
 		}
 		if err != nil {
@@ -187,6 +182,16 @@ func (c *client) readLoop() error {
 			}
 			return err
 		}
+	}
+}
+
+// waitingReader reads with a buffer that is held while waiting.
+func (c *client) waitingReader(in *inbox) func() (int, error) {
+	return func() (int, error) {
+		if in.buf == nil {
+			in.grow(readSizeTLS)
+		}
+		return c.conn.Read(in.buf[in.w:])
 	}
 }
 

@@ -275,19 +275,21 @@ func TestSlowConsumer(t *testing.T) {
 	}
 }
 
-// TestBackPressure has a consumer that is slower than its producer, and a
-// limit far below what is sent.
+// TestBackPressure has a consumer that starts to read only when its producer
+// is held back, and a limit far below what is sent.
 func TestBackPressure(t *testing.T) {
-	s := run(t, Options{MaxPayload: 64 << 10, MaxPending: 1 << 20})
+	s := run(t, Options{MaxPending: 4 << 20})
 	r := rawDial(t, s)
-	_ = r.conn.(*net.TCPConn).SetReadBuffer(64 << 10)
 	r.send(quiet + "SUB flood 1\r\nPING\r\n")
 	r.expect("PONG\r\n")
-	const total = 3000
+	const total = 6000
 	one := "MSG flood 1 8192\r\n" + strings.Repeat("x", 8192) + "\r\n"
 	done := make(chan error, 1)
 	go func() {
-		buf := make([]byte, 128<<10)
+		for end := time.Now().Add(5 * time.Second); s.Stats().Stalls == 0 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		buf := make([]byte, 256<<10)
 		left := total * len(one)
 		for left > 0 {
 			n, err := r.conn.Read(buf)
@@ -296,7 +298,6 @@ func TestBackPressure(t *testing.T) {
 				return
 			}
 			left -= n
-			time.Sleep(500 * time.Microsecond) // the consumer's work
 		}
 		done <- nil
 	}()
@@ -315,7 +316,9 @@ func TestBackPressure(t *testing.T) {
 // TestBadInput throws garbage at the server while a healthy client works.
 func TestBadInput(t *testing.T) {
 	s := run(t, Options{MaxPending: 2 << 20})
-	svc, nc := dial(t, s), dial(t, s)
+	// Some of the garbage is well-formed enough to reach the service.
+	ignore := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})
+	svc, nc := dial(t, s, ignore), dial(t, s)
 	_, err := svc.Subscribe("svc", func(m *nats.Msg) { _ = m.Respond(m.Data) })
 	check(t, err)
 	check(t, svc.Flush())

@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"io"
 	"net"
 	"syscall"
 )
@@ -59,4 +60,46 @@ func (c *client) writeNow(segs []seg) (n int, rest []seg, err error) {
 	n, rest, err = w.n, w.segs, w.err
 	w.segs = nil
 	return n, rest, err
+}
+
+// reader returns the function that reads what has arrived behind in.w; it
+// waits for input if there is none.
+func (c *client) reader(in *inbox) func() (int, error) {
+	if c.raw == nil {
+		return c.waitingReader(in)
+	}
+	var n int
+	var err error
+	read := func(fd uintptr) bool {
+		for {
+			if in.buf == nil {
+				in.grow(readSize)
+			}
+			n, err = syscall.Read(int(fd), in.buf[in.w:])
+			switch err {
+			case nil:
+				if n == 0 {
+					err = io.EOF
+				}
+				return true
+			case syscall.EINTR:
+			case syscall.EAGAIN:
+				// To wait now; the buffer serves others meanwhile.
+				if in.w == 0 {
+					in.free()
+				}
+				return false
+			default:
+				n = 0
+				return true
+			}
+		}
+	}
+	return func() (int, error) {
+		n, err = 0, nil
+		if waitErr := c.raw.rc.Read(read); waitErr != nil {
+			return 0, waitErr
+		}
+		return n, err
+	}
 }
