@@ -150,6 +150,7 @@ func (r *request) createConsumer(req *api.CreateConsumerRequest) (any, error) {
 	created := time.Now().UTC()
 	if have != nil {
 		old, created = have.m.Config(), have.m.Created()
+		cfg.PauseUntil = old.PauseUntil // CONSUMER.PAUSE alone changes it
 	}
 	s.mu.Unlock()
 	switch {

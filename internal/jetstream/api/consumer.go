@@ -72,14 +72,24 @@ var (
 	actionNames   = []string{"", "update", "create"}
 )
 
+// enumJSON returns the number of the quoted name b.
+func enumJSON(names []string, b []byte) (uint8, error) {
+	for i, n := range names {
+		if len(b) == len(n)+2 && b[0] == '"' && string(b[1:len(b)-1]) == n {
+			return uint8(i), nil
+		}
+	}
+	return 0, fmt.Errorf("can not unmarshal %q", b)
+}
+
 // MarshalText returns the name used in JSON.
 func (p DeliverPolicy) MarshalText() ([]byte, error) {
 	return enumText(deliverNames, uint8(p), "deliver policy")
 }
 
-// UnmarshalText sets p by the name used in JSON.
-func (p *DeliverPolicy) UnmarshalText(b []byte) error {
-	v, err := enumValue(deliverNames, b, "deliver policy")
+// UnmarshalJSON sets p by its name. Errors read as clients know them.
+func (p *DeliverPolicy) UnmarshalJSON(b []byte) error {
+	v, err := enumJSON(deliverNames, b)
 	*p = DeliverPolicy(v)
 	return err
 }
@@ -89,9 +99,9 @@ func (p AckPolicy) MarshalText() ([]byte, error) {
 	return enumText(ackNames, uint8(p), "ack policy")
 }
 
-// UnmarshalText sets p by the name used in JSON.
-func (p *AckPolicy) UnmarshalText(b []byte) error {
-	v, err := enumValue(ackNames, b, "ack policy")
+// UnmarshalJSON sets p by its name. Errors read as clients know them.
+func (p *AckPolicy) UnmarshalJSON(b []byte) error {
+	v, err := enumJSON(ackNames, b)
 	*p = AckPolicy(v)
 	return err
 }
@@ -101,9 +111,9 @@ func (p ReplayPolicy) MarshalText() ([]byte, error) {
 	return enumText(replayNames, uint8(p), "replay policy")
 }
 
-// UnmarshalText sets p by the name used in JSON.
-func (p *ReplayPolicy) UnmarshalText(b []byte) error {
-	v, err := enumValue(replayNames, b, "replay policy")
+// UnmarshalJSON sets p by its name. Errors read as clients know them.
+func (p *ReplayPolicy) UnmarshalJSON(b []byte) error {
+	v, err := enumJSON(replayNames, b)
 	*p = ReplayPolicy(v)
 	return err
 }

@@ -13,7 +13,6 @@ import (
 type countSink struct {
 	n, records, octets int
 	last               AckRef
-	keep               bool
 }
 
 func (s *countSink) Deliver(_ string, reply []byte, m *storage.Message) {

@@ -209,9 +209,6 @@ func (m *Machine) start() uint64 {
 					seq = max(seq, msg.Seq)
 				}
 			}
-			if seq == 0 {
-				seq = st.Last + 1
-			}
 		}
 	case api.DeliverLastPerSubject:
 		if m.env.Stream.MaxMsgsPer == 1 {
@@ -547,11 +544,12 @@ func (m *Machine) setProgress(seq uint64, ts int64) {
 }
 
 // setExhausted ends the attempts to deliver a message, but remembers it: the
-// stream keeps it (see NeedsAck).
+// stream keeps it (see NeedsAck). The floor stays until the next
+// acknowledgement, since this was none.
 func (m *Machine) setExhausted(seq uint64) {
-	n := m.redeliv[seq] + 1
-	m.forget(seq)
-	m.redeliv[seq] = n
+	m.redeliv[seq]++
+	delete(m.pend, seq)
+	m.rdq.remove(seq)
 }
 
 func (m *Machine) applyReset(seq uint64) {

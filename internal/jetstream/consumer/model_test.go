@@ -113,7 +113,7 @@ func (m *model) observe() {
 				m.fatalf("gave %d up after %d attempts of %d", a.StreamSeq, a.Deliveries, m.attempts[a.StreamSeq])
 			}
 			m.given[a.StreamSeq] = true
-			m.drop(a.StreamSeq)
+			delete(m.pend, a.StreamSeq) // the floor stays
 		}
 	}
 	m.advised = len(m.sink.advisories)

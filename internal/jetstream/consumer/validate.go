@@ -176,6 +176,9 @@ func invalid(format string, args ...any) *api.Error {
 }
 
 func validate(cfg *api.ConsumerConfig, stream *api.StreamConfig, lim Limits) *api.Error {
+	if cfg.Replicas > 1 {
+		return api.ErrStreamReplicasNotSupported
+	}
 	if cfg.Name != "" && !validName(cfg.Name) {
 		return invalid("consumer name can not contain '.', '*', '>', '\\', '/'")
 	}
@@ -190,8 +193,6 @@ func validate(cfg *api.ConsumerConfig, stream *api.StreamConfig, lim Limits) *ap
 	switch {
 	case cfg.Replicas < 0:
 		return api.ErrReplicasCountCannotBeNegative
-	case cfg.Replicas > max(stream.Replicas, 1):
-		return api.ErrConsumerReplicasExceedsStream
 	case stream.Retention != api.LimitsPolicy && cfg.Replicas != 0 && cfg.Replicas != max(stream.Replicas, 1):
 		return api.ErrConsumerReplicasShouldMatchStream
 	case cfg.AckPolicy == api.AckFlowControl:

@@ -69,7 +69,7 @@ func TestValidate(t *testing.T) {
 		{"long", C{Durable: long[:300]}, nil, nil, 10102, "consumer name is too long, maximum allowed is 255"},
 		{"mismatch", C{Durable: "a", Name: "b"}, nil, nil, 10132, "Consumer Durable and Name have to be equal if both are provided"},
 		{"description", C{Description: long}, nil, nil, 10107, "consumer description is too long, maximum allowed is 4096"},
-		{"replicas", C{Replicas: 3}, nil, nil, 10126, "consumer config replica count exceeds parent stream"},
+		{"replicas", C{Replicas: 3}, nil, nil, 10074, "replicas > 1 not supported in non-clustered mode"},
 		{"negative replicas", C{Replicas: -1}, nil, nil, 10133, "replicas count cannot be negative"},
 		{"negative backoff", C{BackOff: []time.Duration{-1}}, nil, nil, 10184, "consumer backoff needs to be positive"},
 		{"negative wait", C{AckWait: -1}, nil, nil, 10183, "consumer ack wait needs to be positive"},
