@@ -107,7 +107,8 @@ func killAll(ctx context.Context, o options, site *rig.Site) error {
 			return fmt.Errorf("after kill %d: %w", kill, err)
 		}
 		v := ledger.Check(fmt.Sprintf("kill %d", kill), held.Held)
-		fmt.Printf("%s; %d more were in flight; serving again after %v\n", v, ledger.Sent()-v.Acknowledged, ready.Round(time.Millisecond))
+		fmt.Printf("kill %d: %d unacknowledged publishes so far; serving again after %v\n%v\n",
+			kill, ledger.Sent()-v.Acknowledged, ready.Round(time.Millisecond), v)
 		if !v.OK() {
 			return fmt.Errorf("kill %d: acknowledged messages were not kept as they were", kill)
 		}

@@ -221,8 +221,8 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {
 			return fmt.Errorf("after cut %d: %w", cycle, err)
 		}
 		v := ledger.Check(fmt.Sprintf("cut %d, edge", cycle), atEdge.Held)
-		fmt.Printf("%s; %d acknowledged since the last cut, the latest %v before it; edge ended with %s; serving again after %v\n",
-			v, c.acked, c.gap.Round(10*time.Microsecond), c.ended, c.recovery.Round(time.Millisecond))
+		fmt.Printf("cut %d: %d acknowledged since the last one, the latest %v before it; the edge ended with %s and served again after %v\n%v\n",
+			cycle, c.acked, c.gap.Round(10*time.Microsecond), c.ended, c.recovery.Round(time.Millisecond), v)
 		if !v.OK() {
 			return fmt.Errorf("cut %d: %w at the edge", cycle, errLoss)
 		}
