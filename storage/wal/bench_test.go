@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"petiole/storage"
 	"petiole/storage/vfs"
 	"petiole/storage/wal"
 )
@@ -115,4 +116,40 @@ func BenchmarkAppend(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkKick is publishers that do not wait: records are appended in bursts
+// of 100, as from one network read, and committed by the log's own goroutines.
+func BenchmarkKick(b *testing.B) {
+	done := make(chan struct{})
+	var last storage.LSN
+	l, err := wal.Open(wal.Options{
+		FS: vfs.OS, Dir: filepath.Join(b.TempDir(), "wal"),
+		OnCommit: func(recs []wal.Record) {
+			if last += storage.LSN(len(recs)); last == storage.LSN(b.N) {
+				close(done)
+			}
+		},
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	payload := make([]byte, 128)
+	b.SetBytes(128)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for i := range b.N {
+		if _, err := l.Append(1, nil, payload); err != nil {
+			b.Fatal(err)
+		}
+		if i%100 == 99 {
+			l.Kick()
+		}
+	}
+	l.Kick()
+	<-done
+	b.StopTimer()
+	s := l.Stats()
+	b.ReportMetric(float64(s.Records)/float64(max(s.Syncs, 1)), "records/sync")
 }

@@ -88,7 +88,7 @@ func (l *Log) createSegment(num uint64, first storage.LSN, size int64) (*segment
 	closeOn := func(err error) (*segment, error) { return nil, errors.Join(err, f.Close()) }
 	if create {
 		if err := f.Preallocate(size); err != nil {
-			return closeOn(fmt.Errorf("reserve %d bytes for a log segment: %w", size, err))
+			return closeOn(fmt.Errorf("reserve %d bytes for a log segment (if the disk is full, make room): %w", size, err))
 		}
 	}
 	if _, err := f.WriteAt(s.hdr.encode(), 0); err != nil {
