@@ -17,8 +17,9 @@ import (
 	"petiole/storage"
 )
 
-// apiLevel is the JetStream API level that requests may require.
-const apiLevel = 1
+// apiLevel is the JetStream API level that requests may require: that of the
+// nats-server version whose fields are all known here, if only to be refused.
+const apiLevel = 5
 
 const headerAPILevel = "Nats-Required-Api-Level"
 
