@@ -48,10 +48,28 @@ type StateStore interface {
 // one stream of the hub.
 type State struct {
 	UID         frame.UID
-	Incarnation uint64       // from 1; 0: never started
-	Base        uint64       // first sequence of the incarnation
+	Incarnation uint64 // from 1; 0: never started
+	Base        uint64 // first sequence of the incarnation
+	Origin      uint64 // first sequence that was ever to be exported
+	// Adopted says that the hub knew the incarnation first: Base is then where
+	// it was taken over, not where its chain begins.
+	Adopted     bool
 	Ladder      []frame.Rung // ends of batches acknowledged, rising
 	Regressions uint64       // how often a new incarnation had to be started
+	// Prior is the hub's position against which Base was chosen; the zero
+	// value if the hub had none. As long as the hub has not seen the
+	// incarnation, Base holds against that position only.
+	Prior Prior
+	// Floor is the batch that proved, when Base was chosen, that the hub had
+	// the same messages up to Base-1: its start and its end in the chain of an
+	// earlier incarnation. The zero value if nothing could prove it.
+	Floor [2]frame.Rung
+}
+
+// Prior is a hub's position without what does not identify it.
+type Prior struct {
+	Incarnation uint64
+	Rung        frame.Rung
 }
 
 // MaxLadder is how many rungs an edge keeps.

@@ -60,8 +60,10 @@ type Recompute func(from frame.Rung, through uint64) (frame.Chain, bool, error)
 // its stream holds durably, and the hub's position (if known is set).
 //
 //	hub's position             edge                          action
-//	none                       any                           Start at Base
-//	earlier incarnation        any                           Start at Base
+//	none                       first incarnation             Start at Base
+//	none                       later incarnation             Renew at Origin
+//	earlier incarnation        the one Base was chosen for   Start at Base
+//	earlier incarnation        otherwise                     Renew
 //	same incarnation           chain proven or not refuted   Continue
 //	same incarnation           chain refuted                 Renew
 //	same incarnation           stream ends before it         Renew
@@ -69,19 +71,33 @@ type Recompute func(from frame.Rung, through uint64) (frame.Chain, bool, error)
 //	later incarnation          otherwise                     Renew
 //	any start                  stream ends before Base       Renew after its end
 //
-// The chain is proven by a rung that both have, or by recomputing the last of
-// the hub's batches that are still stored whole. A batch stored whole whose
-// chain differs refutes it.
+// Proof is always recomputed from what the stream holds now: a stream that lost
+// its tail may have grown past it again, with other messages. A batch of the
+// hub that is still stored whole and gives the hub's chain proves that both
+// have the same up to its end; one that gives another chain refutes it. With
+// neither (its messages are gone), an equal rung of the edge's own ladder has
+// to do. A new incarnation starts after the last proven place, and without any
+// at Origin: rather twice than never.
 func Resume(st State, have storage.State, hub frame.Position, known bool, re Recompute) (Decision, error) {
 	st = st.clone()
-	if !known || hub.Incarnation < st.Incarnation {
-		reason := "the hub has no position of this export"
-		if known {
-			reason = fmt.Sprintf("the hub has seen incarnation %d only", hub.Incarnation)
+	var prior Prior
+	var ev evidence
+	if known {
+		prior = Prior{hub.Incarnation, frame.Rung{Through: hub.Through, Chain: hub.Chain}}
+		var err error
+		if ev, err = examine(st, have, hub, re); err != nil {
+			return Decision{}, err
 		}
+	}
+	renew := func(format string, args ...any) (Decision, error) {
+		return renew(st, have, prior, ev, fmt.Sprintf(format, args...)), nil
+	}
+	start := func(reason string) (Decision, error) {
 		if st.Base > have.Last+1 {
-			return renew(st, max(st.Incarnation, hub.Incarnation), have.Last,
-				fmt.Sprintf("the stream ends at %d, before the incarnation's first message %d", have.Last, st.Base)), nil
+			return renew("the stream ends at %d, before the incarnation's first message %d", have.Last, st.Base)
+		}
+		if ev.cut {
+			return renew("the stream holds other messages before %d than when the incarnation was started", st.Base)
 		}
 		st.Ladder = nil
 		return Decision{
@@ -89,34 +105,33 @@ func Resume(st State, have storage.State, hub frame.Position, known bool, re Rec
 			Chain: frame.Seed(st.UID, st.Incarnation, st.Base), Reason: reason,
 		}, nil
 	}
-
-	ev, err := examine(st, have, hub, re)
-	if err != nil {
-		return Decision{}, err
-	}
 	same := hub.Incarnation == st.Incarnation
-	proven := ev.common == hub.Through
+	proven := ev.proof[1].Through == hub.Through
 	switch {
+	case !known && st.Base > st.Origin && st.Prior != prior:
+		return renew("the hub has lost the export's position: all that is held here is sent again")
+	case !known:
+		return start("the hub has no position of this export")
+	case hub.Incarnation < st.Incarnation && st.Prior == prior:
+		return start("the hub has not seen this incarnation yet")
+	case hub.Incarnation < st.Incarnation:
+		return renew("the hub went back to incarnation %d", hub.Incarnation)
 	case hub.Through > have.Last:
-		return renew(st, hub.Incarnation, ev.fallback(st, have), fmt.Sprintf(
-			"the stream ends at %d but the hub holds it up to %d: its tail was lost or an older copy restored",
-			have.Last, hub.Through)), nil
-	case ev.refuted && !proven:
-		return renew(st, hub.Incarnation, ev.fallback(st, have), fmt.Sprintf(
-			"the hub holds other messages up to %d than this stream", hub.Through)), nil
+		return renew("the stream ends at %d but the hub holds it up to %d: its tail was lost or an older copy restored", have.Last, hub.Through)
+	case ev.refuted:
+		return renew("the hub holds other messages up to %d than this stream: its tail was lost or an older copy restored", hub.Through)
 	case !same && !proven:
-		return renew(st, hub.Incarnation, ev.fallback(st, have), fmt.Sprintf(
-			"the hub has seen incarnation %d, this store only %d: an older copy was restored",
-			hub.Incarnation, st.Incarnation)), nil
+		return renew("the hub has seen incarnation %d, this store only %d: an older copy was restored", hub.Incarnation, st.Incarnation)
 	}
 	d := Decision{
 		Action: Continue, Next: hub.Through + 1, Chain: hub.Chain,
-		Verified: proven, Reason: "the hub's position stands",
+		Verified: proven || ev.equal, Reason: "the hub's position stands",
 	}
 	if !same {
 		d.Persist = true
 		d.Reason = fmt.Sprintf("the hub's later incarnation %d describes this stream", hub.Incarnation)
-		st.Incarnation = hub.Incarnation
+		st.Incarnation, st.Base, st.Adopted = hub.Incarnation, hub.Through+1, true
+		st.Prior, st.Floor = prior, ev.proof
 		st.Ladder = nil
 	} else if n := len(st.Ladder); n > 0 && st.Ladder[n-1].Through > hub.Through {
 		d.Reason = fmt.Sprintf("the hub went back from %d to %d", st.Ladder[n-1].Through, hub.Through)
@@ -126,15 +141,20 @@ func Resume(st State, have storage.State, hub frame.Position, known bool, re Rec
 	return d, nil
 }
 
-// evidence is what comparing the hub's ladder with the edge's shows.
+// maxRecompute bounds the messages chained for one comparison: more than a
+// batch holds, so that only comparisons without a rung nearby are given up.
+const maxRecompute = 1 << 17
+
+// evidence is what comparing the hub's ladder with the edge's, and both with
+// what is stored, shows.
 type evidence struct {
-	common  uint64 // highest sequence at which both are proven equal; 0: none
-	refuted bool   // some batch of the hub is proven to differ
-	own     uint64 // highest rung of the edge that the hub does not contradict
+	proof   [2]frame.Rung // the highest batch proven; proof[1] is its end
+	refuted bool          // some batch of the hub differs from what is stored
+	equal   bool          // the edge's own ladder has the hub's position
+	cut     bool          // what is stored before Base differs from what it was
 }
 
-func examine(st State, have storage.State, hub frame.Position, re Recompute) (evidence, error) {
-	var ev evidence
+func examine(st State, have storage.State, hub frame.Position, re Recompute) (ev evidence, err error) {
 	same := hub.Incarnation == st.Incarnation
 	rungs := hub.Ladder
 	if n := len(rungs); n == 0 || rungs[n-1].Through != hub.Through {
@@ -144,43 +164,74 @@ func examine(st State, have storage.State, hub frame.Position, re Recompute) (ev
 	for _, r := range st.Ladder {
 		mine[r.Through] = r.Chain
 	}
+	// compare tells whether what is stored leads from one rung to the other:
+	// yes, no, or (both false) that it cannot be told.
+	compare := func(from, to frame.Rung) (yes, no bool) {
+		if err != nil || to.Through > have.Last || to.Through <= from.Through || to.Through-from.Through > maxRecompute {
+			return false, false
+		}
+		c, whole, rerr := re(from, to.Through)
+		if rerr != nil {
+			err = fmt.Errorf("recompute the chain of %d to %d: %w", from.Through+1, to.Through, rerr)
+			return false, false
+		}
+		return whole && c == to.Chain, whole && c != to.Chain
+	}
+	found := func() bool { return ev.proof[1].Through > 0 }
+
 	lowest := uint64(1<<64 - 1) // lowest rung known to differ
 	// From the newest down: the first proof settles everything below it.
-	for i := len(rungs) - 1; i >= 0 && ev.common == 0; i-- {
+	for i := len(rungs) - 1; i >= 0 && !found(); i-- {
 		r := rungs[i]
-		if r.Through > have.Last {
-			continue
+		if from, ok := anchor(st, rungs, i, same); ok {
+			yes, no := compare(from, r)
+			if yes {
+				ev.proof = [2]frame.Rung{from, r}
+				continue
+			}
+			if no {
+				ev.refuted, lowest = true, r.Through
+				continue
+			}
 		}
 		if c, ok := mine[r.Through]; ok && same {
-			if c == r.Chain {
-				ev.common = r.Through
-			} else {
+			if c != r.Chain {
 				ev.refuted, lowest = true, r.Through
+			} else if r.Through == hub.Through {
+				ev.equal = true
 			}
-			continue
-		}
-		from, ok := anchor(st, rungs, i, same)
-		if !ok {
-			continue
-		}
-		c, whole, err := re(from, r.Through)
-		if err != nil {
-			return ev, fmt.Errorf("recompute the chain of %d to %d: %w", from.Through+1, r.Through, err)
-		}
-		switch {
-		case !whole:
-		case c == r.Chain:
-			ev.common = r.Through
-		default:
-			ev.refuted, lowest = true, r.Through
 		}
 	}
-	for _, r := range st.Ladder {
-		if r.Through <= have.Last && r.Through < lowest && (r.Through <= hub.Through || !same) {
-			ev.own = max(ev.own, r.Through)
+	floor := st.Floor[1].Through > 0
+	if hub.Incarnation >= st.Incarnation {
+		// What the hub acknowledged before, it still has.
+		for j := len(st.Ladder) - 1; j >= 0 && !found(); j-- {
+			r := st.Ladder[j]
+			if r.Through >= lowest || same && r.Through > hub.Through {
+				continue
+			}
+			var from frame.Rung
+			switch {
+			case j > 0:
+				from = st.Ladder[j-1]
+			case st.Adopted:
+				continue
+			default:
+				from = frame.Rung{Through: st.Base - 1, Chain: frame.Seed(st.UID, st.Incarnation, st.Base)}
+			}
+			if yes, _ := compare(from, r); yes {
+				ev.proof = [2]frame.Rung{from, r}
+			}
 		}
+		if floor && !found() {
+			if yes, _ := compare(st.Floor[0], st.Floor[1]); yes {
+				ev.proof = st.Floor
+			}
+		}
+	} else if floor && st.Floor[1].Through <= have.Last {
+		_, ev.cut = compare(st.Floor[0], st.Floor[1])
 	}
-	return ev, nil
+	return ev, err
 }
 
 // anchor returns the nearest place below rung i from which its chain can be
@@ -199,26 +250,22 @@ func anchor(st State, rungs []frame.Rung, i int, same bool) (frame.Rung, bool) {
 			from, ok = r, true
 		}
 	}
-	if !ok && st.Base <= rungs[i].Through {
+	if !ok && st.Base <= rungs[i].Through && !st.Adopted {
 		from, ok = frame.Rung{Through: st.Base - 1, Chain: frame.Seed(st.UID, st.Incarnation, st.Base)}, true
 	}
 	return from, ok
 }
 
-// fallback returns the last sequence that need not be sent again: proven
-// equal, or else acknowledged before and not contradicted, or else none.
-func (ev evidence) fallback(st State, have storage.State) uint64 {
-	c := max(ev.common, ev.own)
-	if c == 0 && st.Base > 0 {
-		c = st.Base - 1
-	}
-	return min(c, have.Last)
-}
-
 // renew starts an incarnation after the highest one seen.
-func renew(st State, seen, common uint64, reason string) Decision {
-	st.Incarnation = max(st.Incarnation, seen) + 1
+func renew(st State, have storage.State, prior Prior, ev evidence, reason string) Decision {
+	common := ev.proof[1].Through
+	if common == 0 {
+		common = min(max(st.Origin, 1)-1, have.Last)
+	}
+	st.Incarnation = max(st.Incarnation, prior.Incarnation) + 1
 	st.Base = common + 1
+	st.Origin = min(st.Origin, st.Base)
+	st.Prior, st.Floor, st.Adopted = prior, ev.proof, false
 	st.Ladder = nil
 	st.Regressions++
 	return Decision{
@@ -230,5 +277,6 @@ func renew(st State, seen, common uint64, reason string) Decision {
 // Begin returns the state of an export that never ran: it starts with the
 // first message that the stream holds, or will hold.
 func Begin(uid frame.UID, have storage.State) State {
-	return State{UID: uid, Incarnation: 1, Base: max(have.First, 1)}
+	first := max(have.First, 1)
+	return State{UID: uid, Incarnation: 1, Base: first, Origin: first}
 }

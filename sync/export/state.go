@@ -38,18 +38,33 @@ func (s *State) clone() State {
 
 // Encode returns the state's form in a StateStore:
 //
-//	1 uid(16) incarnation base regressions rungs(uvarint) {through chain(16)}…
+//	1 uid(16) incarnation base origin regressions flags(1: adopted)
+//	  prior incarnation (uvarint each)
+//	  prior, floor start, floor end: through(uvarint) chain(16) each
+//	  rungs(uvarint) {through chain(16)}…
 func (s *State) Encode() []byte {
 	b := append([]byte{stateVersion}, s.UID[:]...)
 	b = binary.AppendUvarint(b, s.Incarnation)
 	b = binary.AppendUvarint(b, s.Base)
+	b = binary.AppendUvarint(b, s.Origin)
 	b = binary.AppendUvarint(b, s.Regressions)
+	flags := uint64(0)
+	if s.Adopted {
+		flags = 1
+	}
+	b = binary.AppendUvarint(b, flags)
+	b = binary.AppendUvarint(b, s.Prior.Incarnation)
+	b = appendRung(b, s.Prior.Rung)
+	b = appendRung(appendRung(b, s.Floor[0]), s.Floor[1])
 	b = binary.AppendUvarint(b, uint64(len(s.Ladder)))
 	for _, r := range s.Ladder {
-		b = binary.AppendUvarint(b, r.Through)
-		b = append(b, r.Chain[:]...)
+		b = appendRung(b, r)
 	}
 	return b
+}
+
+func appendRung(b []byte, r frame.Rung) []byte {
+	return append(binary.AppendUvarint(b, r.Through), r.Chain[:]...)
 }
 
 // DecodeState reads what Encode wrote.
@@ -69,20 +84,30 @@ func DecodeState(b []byte) (State, error) {
 		b = b[n:]
 		return v
 	}
-	s.Incarnation, s.Base, s.Regressions = next(), next(), next()
+	rung := func() frame.Rung {
+		r := frame.Rung{Through: next()}
+		if len(b) < len(r.Chain) {
+			bad, b = true, nil
+			return r
+		}
+		copy(r.Chain[:], b)
+		b = b[len(r.Chain):]
+		return r
+	}
+	s.Incarnation, s.Base, s.Origin, s.Regressions = next(), next(), next(), next()
+	s.Adopted = next()&1 != 0
+	s.Prior = Prior{Incarnation: next(), Rung: rung()}
+	s.Floor = [2]frame.Rung{rung(), rung()}
 	n := next()
 	if n > MaxLadder {
 		return State{}, fmt.Errorf("%d rungs: %w", n, errState)
 	}
 	var last uint64
 	for ; n > 0 && !bad; n-- {
-		r := frame.Rung{Through: next()}
-		if len(b) < len(r.Chain) || r.Through <= last {
+		r := rung()
+		if r.Through <= last {
 			bad = true
-			break
 		}
-		copy(r.Chain[:], b)
-		b = b[len(r.Chain):]
 		last = r.Through
 		s.Ladder = append(s.Ladder, r)
 	}
