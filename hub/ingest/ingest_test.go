@@ -1,0 +1,357 @@
+package ingest_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/hub/ingest"
+	"petiole/internal/broker"
+	engine "petiole/internal/jetstream"
+	"petiole/internal/jetstream/api"
+	"petiole/storage"
+	"petiole/sync/export"
+	"petiole/sync/frame"
+	"petiole/sync/link"
+)
+
+var timing = link.Timing{
+	Reconnect: 100 * time.Millisecond, Attempt: 2 * time.Second, Ping: 100 * time.Millisecond,
+	Idle: 800 * time.Millisecond, RetryMin: 200 * time.Millisecond, RetryMax: time.Second,
+}
+
+// node is a broker with an engine, as both programs have it.
+type node struct {
+	dir    string
+	broker *broker.Server
+	engine *engine.Engine
+}
+
+func startNode(t testing.TB, dir string) *node {
+	t.Helper()
+	n := &node{dir: dir}
+	var err error
+	kick := func() {}
+	if n.broker, err = broker.New(broker.Options{Host: "127.0.0.1", Port: -1, JetStream: true, AfterRead: func() { kick() }}); err != nil {
+		t.Fatal(err)
+	}
+	if n.engine, err = engine.Open(engine.Options{Account: n.broker.Account(), Dir: dir, ServerName: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	kick = n.engine.AfterRead
+	if err := n.broker.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.stop() })
+	return n
+}
+
+func (n *node) stop() {
+	if n.broker == nil {
+		return
+	}
+	n.broker.Shutdown(context.Background())
+	n.engine.Close()
+	n.broker = nil
+}
+
+type hub struct {
+	*node
+	link *link.Hub
+}
+
+func startHub(t testing.TB, dir, listen string, mod func(*ingest.Options)) *hub {
+	t.Helper()
+	h := &hub{node: startNode(t, dir)}
+	o := ingest.Options{Engine: h.engine}
+	if mod != nil {
+		mod(&o)
+	}
+	var err error
+	h.link, err = link.NewHub(link.HubOptions{
+		Sink: ingest.New(o),
+		Config: link.HubConfig{
+			Listen: listen, Name: "hub", TLS: link.ServerTLS{Dir: dir}, Timing: timing,
+			Users: []link.User{{Name: "edge", Password: "pw", Streams: []string{"PLANT*"}}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.link.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.stop)
+	return h
+}
+
+func (h *hub) stop() {
+	h.link.Close()
+	h.node.stop()
+}
+
+func startEdge(t testing.TB, n *node, h *hub, exports ...link.Export) *link.Edge {
+	t.Helper()
+	device, err := link.LoadDevice(n.dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := link.NewEdge(link.EdgeOptions{
+		Device: device, Sources: export.Engine(n.engine), States: export.Meta(n.engine.Meta()),
+		Config: link.EdgeConfig{
+			URLs: []string{"quic://" + h.link.Addr().String()}, Auth: link.Auth{User: "edge", Password: "pw"},
+			TLS: link.ClientTLS{Pinned: h.link.Fingerprint()}, Exports: exports, Timing: timing,
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Start()
+	t.Cleanup(func() { e.Close() })
+	return e
+}
+
+func connect(t testing.TB, n *node) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(n.broker.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+func publish(t testing.TB, js jetstream.JetStream, from, n int) {
+	t.Helper()
+	for i := range n {
+		d := binary.BigEndian.AppendUint64(nil, uint64(from+i))
+		m := &nats.Msg{Subject: fmt.Sprintf("readings.line%d", i%3), Data: d, Header: nats.Header{"Unit": {"bar"}}}
+		if _, err := js.PublishMsgAsync(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-js.PublishAsyncComplete():
+	case <-time.After(10 * time.Second):
+		t.Fatal("publishing does not complete")
+	}
+}
+
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within 20 s", what)
+		}
+	}
+}
+
+// check verifies that the hub's stream holds the numbers from 1 to n in order.
+func check(t *testing.T, h *hub, name string, n int) {
+	t.Helper()
+	s, ok := h.engine.Stream(name)
+	if !ok {
+		t.Fatalf("no stream %s at the hub", name)
+	}
+	next := uint64(1)
+	err := s.Range(1, func(m storage.Message) bool {
+		if got := binary.BigEndian.Uint64(m.Data); got != next || !strings.HasPrefix(m.Subject, "readings.line") || !strings.Contains(string(m.Header), "Unit: bar") {
+			t.Fatalf("message %d of the hub is %q %q with number %d, want %d", m.Seq, m.Subject, m.Header, got, next)
+		}
+		next++
+		return true
+	})
+	if err != nil || next != uint64(n)+1 {
+		t.Fatalf("hub holds %d messages, want %d (%v)", next-1, n, err)
+	}
+}
+
+func last(h *hub, name string) uint64 {
+	if s, ok := h.engine.Stream(name); ok {
+		return s.DurableState().Last
+	}
+	return 0
+}
+
+func TestEdgeToHub(t *testing.T) {
+	dir := t.TempDir()
+	edge := startNode(t, filepath.Join(dir, "edge"))
+	hubDir := filepath.Join(dir, "hub")
+	h := startHub(t, hubDir, "127.0.0.1:0", nil)
+	addr := h.link.Addr().String()
+	js := connect(t, edge)
+	ctx := context.Background()
+	// The link comes up before the stream exists.
+	l := startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	until(t, "connected", func() bool { return l.Status().Connected })
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READINGS", Subjects: []string{"readings.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 1, 3000)
+	until(t, "replayed", func() bool { return last(h, "PLANT") == 3000 })
+
+	// The hub's clients read it like any stream.
+	hjs := connect(t, h.node)
+	cons, err := hjs.OrderedConsumer(ctx, "PLANT", jetstream.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := cons.Next()
+	if err != nil || binary.BigEndian.Uint64(m.Data()) != 1 || m.Headers().Get("Unit") != "bar" {
+		t.Fatalf("first message at the hub: %v, %v", m, err)
+	}
+
+	// An outage of the hub, with publishing going on; twice.
+	for round := range 2 {
+		h.stop()
+		publish(t, js, 3001+1000*round, 1000)
+		h = startHub(t, hubDir, addr, nil)
+		until(t, "replayed", func() bool { return last(h, "PLANT") == uint64(4000+1000*round) })
+	}
+	check(t, h, "PLANT", 5000)
+
+	// The edge restarts: it goes on where the hub is.
+	l.Close()
+	edge.stop()
+	edge = startNode(t, edge.dir)
+	js = connect(t, edge)
+	l = startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	publish(t, js, 5001, 500)
+	until(t, "acknowledged", func() bool {
+		x := l.Status().Exports[0]
+		return x.Through == 5500 && x.LagMsgs == 0
+	})
+	check(t, h, "PLANT", 5500)
+	if x := l.Status().Exports[0]; x.Incarnation != 1 || x.Regressions != 0 || x.Sent != 500 {
+		t.Errorf("after the restart %+v", x)
+	}
+}
+
+func TestGapsReachTheHub(t *testing.T) {
+	dir := t.TempDir()
+	edge := startNode(t, filepath.Join(dir, "edge"))
+	h := startHub(t, filepath.Join(dir, "hub"), "127.0.0.1:0", nil)
+	js := connect(t, edge)
+	ctx := context.Background()
+	s, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READINGS", Subjects: []string{"readings.>"}, MaxMsgs: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 1, 50)
+	l := startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	until(t, "replayed", func() bool { return last(h, "PLANT") == 50 })
+	l.Close()
+	publish(t, js, 51, 150) // 200 in all, the last hundred are held
+	if err := s.DeleteMsg(ctx, 150); err != nil {
+		t.Fatal(err)
+	}
+	l = startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	until(t, "acknowledged", func() bool { return l.Status().Exports[0].Through == 200 })
+	st, _ := h.engine.Stream("PLANT")
+	es, _ := edge.engine.Stream("READINGS")
+	p, ok := st.Position(l.EdgeID(), es.UID())
+	if !ok || p.Through != 200 || p.Gaps != 51 || p.Msgs != 149 {
+		t.Errorf("position %+v", p)
+	}
+	if x := l.Status().Exports[0]; x.GapMsgs != 51 || x.Gaps != 2 {
+		t.Errorf("edge tells %d gaps of %d", x.Gaps, x.GapMsgs)
+	}
+	if n := last(h, "PLANT"); n != 149 {
+		t.Errorf("hub's stream ends at %d", n)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	if _, err := n.engine.EnsureStream(api.StreamConfig{Name: "MIRROR", Replicas: 1, Metadata: map[string]string{engine.MetaIngest: "true"}}); err != nil {
+		t.Fatal(err)
+	}
+	id := &link.Identity{EdgeID: "E", User: "u", Streams: []string{"A*", "MIRROR", "bad name"}}
+	for _, c := range []struct {
+		to   string
+		o    ingest.Options
+		code frame.Code
+		text string
+	}{
+		{"OTHER", ingest.Options{}, frame.CodeDenied, "add it to the streams of this user"},
+		{"A1", ingest.Options{NoCreate: true}, frame.CodeTarget, "create it"},
+		{"bad name", ingest.Options{}, frame.CodeTarget, "name"},
+		{"A1", ingest.Options{}, frame.CodeNone, ""},
+	} {
+		c.o.Engine = n.engine
+		target, err := ingest.New(c.o).Open(t.Context(), id, &frame.Offer{ID: 1, To: c.to})
+		if c.code == frame.CodeNone {
+			if err != nil || target == nil {
+				t.Errorf("%s: %v", c.to, err)
+			}
+			continue
+		}
+		var fe *frame.Error
+		if !errors.As(err, &fe) || fe.Code != c.code || !strings.Contains(fe.Text, c.text) {
+			t.Errorf("%s: %v, want code %v with %q", c.to, err, c.code, c.text)
+		}
+	}
+	s, _ := n.engine.Stream("A1")
+	if cfg := s.Config(); len(cfg.Subjects) != 0 || cfg.Metadata[engine.MetaIngest] != "true" {
+		t.Errorf("created with %+v", cfg)
+	}
+}
+
+func TestFullStreamIsToldAndDrainsLater(t *testing.T) {
+	dir := t.TempDir()
+	edge := startNode(t, filepath.Join(dir, "edge"))
+	h := startHub(t, filepath.Join(dir, "hub"), "127.0.0.1:0", func(o *ingest.Options) {
+		o.Template = api.StreamConfig{MaxMsgs: 100, Discard: api.DiscardNew}
+	})
+	js := connect(t, edge)
+	ctx := context.Background()
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READINGS", Subjects: []string{"readings.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 1, 150)
+	l := startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	until(t, "the cause in the status", func() bool {
+		return strings.Contains(l.Status().Exports[0].LastError, "is full: raise its limits")
+	})
+	hjs := connect(t, h.node)
+	hs, err := hjs.Stream(ctx, "PLANT")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := hs.CachedInfo().Config
+	cfg.MaxMsgs = -1
+	if _, err := hjs.UpdateStream(ctx, cfg); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "acknowledged", func() bool { return l.Status().Exports[0].Through == 150 })
+	check(t, h, "PLANT", 150)
+}
+
+// The budget keeps a fast edge from filling the hub's memory, and never blocks
+// for good.
+func TestBudget(t *testing.T) {
+	dir := t.TempDir()
+	edge := startNode(t, filepath.Join(dir, "edge"))
+	h := startHub(t, filepath.Join(dir, "hub"), "127.0.0.1:0", func(o *ingest.Options) { o.PerExport, o.Total = 1000, 1500 })
+	js := connect(t, edge)
+	if _, err := js.CreateStream(context.Background(), jetstream.StreamConfig{Name: "READINGS", Subjects: []string{"readings.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 1, 5000)
+	startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT1"}, link.Export{Stream: "READINGS", To: "PLANT2"})
+	until(t, "replayed", func() bool { return last(h, "PLANT1") == 5000 && last(h, "PLANT2") == 5000 })
+	check(t, h, "PLANT1", 5000)
+	check(t, h, "PLANT2", 5000)
+}
