@@ -4,6 +4,8 @@
 package main
 
 import (
+	"github.com/spf13/cobra"
+
 	"petiole/internal/app"
 	"petiole/internal/config"
 )
@@ -24,5 +26,9 @@ it exports to a hub, in order and exactly once, as soon as there is a way.
   edge -c edge.conf                       serve as configured
   edge status -c edge.conf                ask the running server
   edge demo                               see it work, with a hub that is killed`,
+		Link: startLink,
+		Commands: func(root *cobra.Command, f *app.Flags) {
+			root.AddCommand(exportCommand(f), demoCommand())
+		},
 	}
 }

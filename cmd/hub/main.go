@@ -21,5 +21,6 @@ each message once, in the edge's order, across outages of either side.
 
   hub -c hub.conf                         serve as configured
   hub status -c hub.conf                  ask the running server`,
+		Link: startLink,
 	}
 }

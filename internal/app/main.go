@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"petiole/internal/admin"
 	"petiole/internal/config"
 )
 
@@ -338,6 +339,15 @@ func (n *Node) announce() {
 	}
 	if n.link == nil {
 		attrs = append(attrs, slog.String("link", "not configured"))
+	} else {
+		var st admin.Status
+		n.link.Describe(&st)
+		if st.Hub != nil {
+			attrs = append(attrs, slog.String("edge_id", st.Hub.EdgeID), slog.Int("exports", len(n.Config.Exports)))
+		}
+		if st.Edges != nil {
+			attrs = append(attrs, slog.String("edges", "quic://"+st.Edges.Addr), slog.String("certificate", st.Edges.Fingerprint))
+		}
 	}
 	attrs = append(attrs, slog.String("ready", n.Ready().Round(100*time.Microsecond).String()))
 	n.Log.LogAttrs(context.Background(), slog.LevelInfo, n.program.Program.String()+" is ready", attrs...)

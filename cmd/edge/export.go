@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"petiole/internal/app"
+	"petiole/sync/link"
+)
+
+// exportCommand groups what concerns exports.
+func exportCommand(f *app.Flags) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "export",
+		Short: "Look after the streams that go to the hub",
+		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	c.AddCommand(exportList(f))
+	return c
+}
+
+// exportList shows each export of the running edge.
+func exportList(f *app.Flags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List the exported streams and how far the hub has them",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			st, err := f.Ask(cmd)
+			if err != nil {
+				return err
+			}
+			exports := []link.ExportStatus{}
+			if st.Hub != nil {
+				exports = append(exports, st.Hub.Exports...)
+			}
+			if asJSON {
+				return app.WriteJSON(cmd.OutOrStdout(), exports)
+			}
+			if len(exports) == 0 {
+				fmt.Fprintln(cmd.OutOrStdout(), "no exports: add `hub` and `exports` to the configuration")
+				return nil
+			}
+			w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "STREAM\tAT THE HUB\tSTATE\tHERE\tTHERE\tBEHIND\tOLDEST\tLOST\tNOTE")
+			for _, e := range exports {
+				state := "waiting"
+				switch {
+				case e.Active && e.LagMsgs == 0:
+					state = "in step"
+				case e.Active:
+					state = "replaying"
+				}
+				oldest := "-"
+				if e.LagMsgs > 0 {
+					oldest = e.LagAge.Round(time.Second).String()
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\t%s\n", e.Stream, e.To, state, e.Last, e.Through, e.LagMsgs, oldest, e.GapMsgs, e.LastError)
+			}
+			return w.Flush()
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
