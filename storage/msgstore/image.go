@@ -5,7 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
+	"sync"
 	"sync/atomic"
+	"unsafe"
 
 	"go.etcd.io/bbolt"
 
@@ -27,6 +31,11 @@ type image struct {
 	gone   sealer
 	kv     sealer
 	failed atomic.Bool
+	// file is the database once more, for reading ahead; nil if it is not
+	// open. Only in read transactions, which closing waits for.
+	file     *os.File
+	fileOnce sync.Once
+	aheadEnd atomic.Int64 // up to where the file has been asked for last
 	// badPosts says that postings are damaged; the next checkpoint makes them
 	// anew.
 	badPosts atomic.Bool
@@ -42,6 +51,15 @@ func (im *image) seals(uid [16]byte) {
 	im.post = newSealer(uid, bucketPost)
 	im.gone = newSealer(uid, bucketGone)
 	im.kv = newSealer(uid, bucketKV)
+}
+
+// close closes the database first: once it is, no one reads ahead any more.
+func (im *image) close() error {
+	err := im.db.Close()
+	if im.file != nil {
+		err = errors.Join(err, im.file.Close())
+	}
+	return err
 }
 
 func (im *image) view(fn func(tx *bbolt.Tx) error) error {
@@ -82,6 +100,35 @@ func copyOut(rs []raw, total int) {
 	}
 }
 
+const (
+	// aheadMin is how many messages a reader must want for it to be reading
+	// through.
+	aheadMin = 64
+	// aheadBytes is how much of the file is asked for at once.
+	aheadBytes = 2 << 20
+)
+
+// prefetch asks the system for what follows v, a value in the map, in the
+// file. bbolt tells it not to read ahead at all, and messages that were stored
+// one after another lie one after another.
+func (im *image) prefetch(v []byte) {
+	im.fileOnce.Do(func() { im.file, _ = os.Open(im.path) }) // a slow read is no error
+	if im.file == nil {
+		return
+	}
+	at := int64(uintptr(unsafe.Pointer(&v[0])) - im.db.Info().Data)
+	end := im.aheadEnd.Load()
+	if at >= end-aheadBytes-aheadBytes/2 && at < end-aheadBytes/2 {
+		return // asked for already
+	}
+	from := at
+	if at < end && at >= end-aheadBytes/2 {
+		from = end
+	}
+	im.aheadEnd.Store(from + aheadBytes)
+	readAhead(im.file, from, aheadBytes)
+}
+
 // read copies the values in [from, to] out of the file, at least one and then
 // no more than max or maxBytes allow.
 func (im *image) read(from, to uint64, max, maxBytes int) (rs []raw, through uint64, err error) {
@@ -96,6 +143,9 @@ func (im *image) read(from, to uint64, max, maxBytes int) (rs []raw, through uin
 			seq := binary.BigEndian.Uint64(k)
 			if seq > to {
 				break
+			}
+			if len(rs) == 0 && max >= aheadMin && len(v) > 0 {
+				im.prefetch(v)
 			}
 			if len(rs) > 0 && (len(rs) >= max || total+len(v) > maxBytes) {
 				through = seq - 1
@@ -194,6 +244,8 @@ func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta
 	if err != nil {
 		return dst, 0, fmt.Errorf("read %s: %w", im.path, err)
 	}
+	had := len(dst)
+	subjects := 0
 	for _, r := range rs {
 		m, err := im.decode(r)
 		if err != nil && len(r.kv) > 8+overhead {
@@ -201,6 +253,16 @@ func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta
 			m, _ = decodeMessage(r.seq, r.kv[8+overhead:])
 		}
 		dst = append(dst, table.Meta{Seq: r.seq, Time: m.Time, Subject: m.Subject, Size: m.Size(), Err: err})
+		subjects += len(m.Subject)
+	}
+	// Metas are kept for a while: they must not hold on to the contents.
+	var names strings.Builder
+	names.Grow(subjects)
+	for i := range dst[had:] {
+		m := &dst[had+i]
+		n := names.Len()
+		names.WriteString(m.Subject)
+		m.Subject = names.String()[n:]
 	}
 	return dst, through, nil
 }

@@ -107,7 +107,7 @@ func Open(dir string, o Options) (*Store, error) {
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, db.Close())
+		return nil, errors.Join(err, s.image.close())
 	}
 	return s, nil
 }
@@ -238,7 +238,7 @@ func (s *Store) Close() error {
 	s.Table.Close()
 	s.checkpoint.Lock()
 	defer s.checkpoint.Unlock()
-	if err := s.image.db.Close(); err != nil {
+	if err := s.image.close(); err != nil {
 		return fmt.Errorf("close %s: %w", s.image.path, err)
 	}
 	return nil

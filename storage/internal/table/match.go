@@ -3,6 +3,7 @@ package table
 import (
 	"slices"
 	"sync"
+	"weak"
 
 	"petiole/storage"
 )
@@ -26,7 +27,7 @@ type matched struct {
 type upcoming struct {
 	from, through uint64 // seqs is complete for [from, through]
 	seqs          []uint64
-	loaded        []storage.Message // some of them, read ahead
+	loaded        weak.Pointer[run] // messages of some of them, read ahead
 }
 
 // selected returns the subjects of list that pattern selects.
@@ -62,7 +63,7 @@ func evict[V any](m map[string]V) {
 
 // ahead returns the sequences known to come from seq on, the messages of them
 // that have been loaded, and up to where that is all.
-func (c *matchCache) ahead(key string, seq uint64) (seqs []uint64, loaded []storage.Message, through uint64, ok bool) {
+func (c *matchCache) ahead(key string, seq uint64) (seqs []uint64, loaded *run, through uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	u := c.filters[key]
@@ -70,15 +71,15 @@ func (c *matchCache) ahead(key string, seq uint64) (seqs []uint64, loaded []stor
 		return nil, nil, 0, false
 	}
 	i, _ := slices.BinarySearch(u.seqs, seq)
-	return u.seqs[i:], u.loaded, u.through, true
+	return u.seqs[i:], u.loaded.Value(), u.through, true
 }
 
 // setLoaded keeps loaded messages of what ahead has returned.
-func (c *matchCache) setLoaded(key string, loaded []storage.Message) {
+func (c *matchCache) setLoaded(key string, loaded *run) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if u := c.filters[key]; u != nil {
-		u.loaded = loaded
+		u.loaded = weak.Make(loaded)
 	}
 }
 

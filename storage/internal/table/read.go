@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"weak"
 
 	"petiole/storage"
 )
@@ -87,19 +88,29 @@ func (r *run) find(seq uint64) (int, bool) {
 }
 
 // runCache keeps the runs read last: consumers read message by message, each
-// at its own place. What has been removed since is for the table to know.
+// at its own place. What has been removed since is for the table to know. The
+// garbage collector takes back what is not in use: there may be thousands of
+// streams that are read once in a while.
 type runCache struct {
 	mu   sync.Mutex
-	runs [runsCached]*run
+	runs [runsCached]cachedRun
 	hand int
+}
+
+type cachedRun struct {
+	from, through uint64 // through is 0 if there is none
+	msgs          int
+	run           weak.Pointer[run]
 }
 
 func (c *runCache) get(seq uint64) *run {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, r := range c.runs {
-		if r != nil && r.from <= seq && seq <= r.through {
-			return r
+	for i := range c.runs {
+		if r := &c.runs[i]; r.from <= seq && seq <= r.through {
+			if p := r.run.Value(); p != nil {
+				return p
+			}
 		}
 	}
 	return nil
@@ -114,8 +125,8 @@ func (t *Table) load(seq, to uint64, n int) (*run, error) {
 	if n == 0 {
 		n = runMin
 		for i, r := range c.runs {
-			if r != nil && r.through < seq && seq-r.through <= runMax {
-				n = min(2*max(len(r.msgs), runMin/2), runMax)
+			if r.through != 0 && r.through < seq && seq-r.through <= runMax {
+				n = min(2*max(r.msgs, runMin/2), runMax)
 				slot = i
 			}
 		}
@@ -131,7 +142,7 @@ func (t *Table) load(seq, to uint64, n int) (*run, error) {
 	}
 	r := &run{from: seq, through: min(through, to), msgs: msgs}
 	c.mu.Lock()
-	c.runs[slot] = r
+	c.runs[slot] = cachedRun{from: r.from, through: r.through, msgs: len(r.msgs), run: weak.Make(r)}
 	c.mu.Unlock()
 	return r, nil
 }
@@ -256,7 +267,7 @@ func (t *Table) LoadNext(f storage.Filter, seq uint64) (storage.Message, error) 
 
 // firstOf returns the first of seqs that exists, or no message; loaded are
 // some of them. It reads ahead what comes after one it has to load.
-func (t *Table) firstOf(key string, seqs []uint64, loaded []storage.Message) (storage.Message, error) {
+func (t *Table) firstOf(key string, seqs []uint64, loaded *run) (storage.Message, error) {
 	for i, q := range seqs {
 		t.mu.RLock()
 		if t.closed {
@@ -275,8 +286,10 @@ func (t *Table) firstOf(key string, seqs []uint64, loaded []storage.Message) (st
 		if !ok {
 			continue
 		}
-		if j, ok := (&run{msgs: loaded}).find(q); ok {
-			return loaded[j], nil
+		if loaded != nil {
+			if j, ok := loaded.find(q); ok {
+				return loaded.msgs[j], nil
+			}
 		}
 		if q >= end {
 			return storage.Message{}, t.errMissing(q)
@@ -285,7 +298,7 @@ func (t *Table) firstOf(key string, seqs []uint64, loaded []storage.Message) (st
 		n, _ := slices.BinarySearch(seqs[i:], end)
 		msgs, err := t.image.Fetch(seqs[i:i+min(n, fetchMax)], runBytes)
 		if err == nil && len(msgs) > 0 && msgs[0].Seq == q {
-			t.matches.setLoaded(key, msgs)
+			t.matches.setLoaded(key, &run{msgs: msgs})
 			return msgs[0], nil
 		}
 		// Removed since, or damaged: Load knows.
