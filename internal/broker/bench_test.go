@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"testing"
 )
@@ -94,5 +93,5 @@ func BenchmarkRequest(b *testing.B) {
 		c.send("PUB svc r.1 2\r\nhi\r\n")
 		c.expect("MSG r.1 1 2\r\nho\r\n")
 	}
-	_ = net.Conn(svc.conn).Close()
+	_ = svc.conn.Close()
 }

@@ -177,7 +177,7 @@ func (c *client) readLoop() error {
 			}
 		}
 		if err != nil {
-			if err == io.EOF || c.closing.Load() {
+			if errors.Is(err, io.EOF) || c.closing.Load() {
 				return nil
 			}
 			return err

@@ -356,9 +356,13 @@ func (s *Server) Name() string { return s.opts.ServerName }
 // Account returns the default account, "$G".
 func (s *Server) Account() *Account { return s.acc }
 
+// handlerGrace is how long Shutdown waits for handlers after its context.
+const handlerGrace = time.Second
+
 // Shutdown stops listening, sends what is queued and disconnects all clients.
 // When ctx ends first, the remaining clients are cut off and its error is
-// returned. Internal handlers are not called by clients once it has returned.
+// returned. Internal handlers are not called by clients once it has returned,
+// unless one of them is at work for more than a second after ctx has ended.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
@@ -387,7 +391,11 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	for _, c := range clients {
 		c.disconnect(errShutdown)
 	}
-	<-done
+	select {
+	case <-done:
+	case <-time.After(handlerGrace):
+		s.log.Error("shut down while a handler is still at work")
+	}
 	return fmt.Errorf("shut down: clients were cut off: %w", ctx.Err())
 }
 

@@ -141,7 +141,7 @@ func TestNext(t *testing.T) {
 	} {
 		var ev Event
 		n, _, err := Next([]byte(tc.in), limits, &ev)
-		if err != tc.err {
+		if !errors.Is(err, tc.err) {
 			t.Errorf("%q: error %v, want %v", tc.in, err, tc.err)
 			continue
 		}
