@@ -155,21 +155,37 @@ func powerCuts(t *testing.T, seed uint64, interval time.Duration) {
 		if rng.IntN(4) > 0 {
 			disk.CutAtNth(1 + rng.IntN(1<<rng.IntN(9)))
 		}
-		safe = session(t, rng, disk, h, safe, interval)
-		disk.SetHook(nil)
+		dead := disk
+		l, closed := session(t, rng, disk, h, safe, interval)
 		if rng.IntN(4) > 0 {
 			disk = disk.PowerCut()
 		} else {
 			// What was written is not lost; relaxed or not.
 			disk = disk.Kill()
 		}
+		if l == nil {
+			continue // not even opened
+		}
+		// The log's goroutines find the disk dead; none is left afterwards.
+		dead.SetHook(nil)
+		l.Close()
+		safe = max(safe, l.Durable())
+		if interval == 0 {
+			safe = max(safe, h.acked)
+		}
+		if closed {
+			safe = h.last
+		}
 	}
-	session(t, rng, disk, h, safe, interval)
+	if l, closed := session(t, rng, disk, h, safe, interval); !closed {
+		l.Close()
+	}
 }
 
-// session uses the log until the disk fails or it has had enough, and returns
-// up to where records are safe.
-func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe storage.LSN, interval time.Duration) storage.LSN {
+// session checks that records up to safe are there and uses the log until the
+// disk fails or it has had enough. It returns the log, nil if it could not be
+// opened, and whether it was closed without an error.
+func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe storage.LSN, interval time.Duration) (*wal.Log, bool) {
 	o := wal.Options{FS: disk, Dir: dir, SegmentSize: smallSeg, SyncInterval: interval, OnCommit: h.onCommit(t)}
 	if rng.IntN(8) == 0 {
 		o.SegmentSize *= 2
@@ -179,7 +195,7 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 		if !errors.Is(err, simfs.ErrPowerOff) {
 			t.Fatalf("open: %v", err)
 		}
-		return safe
+		return nil, false
 	}
 	h.check(t, l, safe)
 	failed := func(err error) bool {
@@ -215,19 +231,66 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 			}
 		}
 	}
-	if rng.IntN(3) == 0 {
-		if !failed(l.Close()) {
-			return h.last
+	return l, rng.IntN(3) == 0 && !failed(l.Close())
+}
+
+// TestPowerCutsConcurrent cuts the power under several publishers at once, so
+// that commits overlap.
+func TestPowerCutsConcurrent(t *testing.T) {
+	for seed := range seeds(60) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			t.Parallel()
+			rng := rand.New(rand.NewPCG(seed, 2))
+			disk := simfs.New(seed)
+			h := newHistory()
+			for range 4 {
+				l, err := wal.Open(wal.Options{FS: disk, Dir: dir, SegmentSize: 2 * smallSeg, OnCommit: h.onCommit(t)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				h.check(t, l, h.acked)
+				disk.CutAtNth(1 + rng.IntN(150))
+				var wg sync.WaitGroup
+				for p := range 4 {
+					rng := rand.New(rand.NewPCG(rng.Uint64(), 3))
+					wg.Go(func() { publish(t, rng, l, h, storage.GroupID(p+1)) })
+				}
+				wg.Wait()
+				l.Close() // so that none of its goroutines is left
+				disk = disk.PowerCut()
+			}
+		})
+	}
+}
+
+// publish appends and commits until the log fails.
+func publish(t *testing.T, rng *rand.Rand, l *wal.Log, h *history, g storage.GroupID) {
+	for {
+		h.mu.Lock()
+		data := h.data(rng, rng.IntN(1<<rng.IntN(12)))
+		h.mu.Unlock()
+		lsn, err := l.Append(g, nil, data)
+		if err == nil {
+			h.mu.Lock()
+			h.recs[lsn] = entry{g, data}
+			h.last = max(h.last, lsn)
+			h.mu.Unlock()
+			if rng.IntN(3) > 0 {
+				err = l.Commit()
+				h.mu.Lock()
+				if err == nil && h.acked < lsn {
+					t.Errorf("commit of LSN %d returned before OnCommit, which is at %d", lsn, h.acked)
+				}
+				h.mu.Unlock()
+			} else {
+				l.Kick()
+			}
+		}
+		if err != nil {
+			if !errors.Is(err, storage.ErrFailed) || !errors.Is(err, simfs.ErrPowerOff) {
+				t.Error(err)
+			}
+			return
 		}
 	}
-	// The mess a stop leaves: the log's goroutines see the disk die.
-	disk.SetHook(nil)
-	d := l.Durable()
-	h.mu.Lock()
-	if interval == 0 {
-		d = max(d, h.acked)
-	}
-	h.mu.Unlock()
-	t.Cleanup(func() { l.Close() })
-	return max(safe, d)
 }
