@@ -83,7 +83,7 @@ func killAll(ctx context.Context, o options, site *rig.Site) error {
 	crew := &rig.Crew{}
 	for i, window := range []int{1, o.window, o.window, o.window} {
 		crew.Loads = append(crew.Loads, &rig.Load{
-			URL: site.EdgeURL(), Subject: fmt.Sprintf("crash.%d", i), Publisher: i, Window: window, Ledger: ledger, Rows: rows,
+			URL: site.EdgeURL(), Prefix: fmt.Sprintf("crash.%d.", i), Publisher: i, Window: window, Ledger: ledger, Rows: rows,
 		})
 	}
 	var held rig.Copy

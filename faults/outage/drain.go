@@ -32,11 +32,11 @@ type traffic struct {
 }
 
 // begin creates the streams and starts the publishers behind closed gates.
-func begin(ctx context.Context, s *rig.Site, rows [][]byte) (*traffic, error) {
-	for name, subject := range map[string]string{rowsStream: "rows.>", plainStream: "plain.>"} {
-		if err := s.CreateStream(ctx, name, subject); err != nil {
-			return nil, err
-		}
+func begin(ctx context.Context, s *rig.Site, rows []rig.Row) (*traffic, error) {
+	if err := errors.Join(
+		s.CreateStream(ctx, rowsStream, "plant.>", "till.>", "rows.>"),
+		s.CreateStream(ctx, plainStream, "plain.>")); err != nil {
+		return nil, err
 	}
 	t := &traffic{
 		site: s, total: len(rows), ledger: rig.NewLedger(), plain: rig.NewLedger(),
@@ -46,12 +46,12 @@ func begin(ctx context.Context, s *rig.Site, rows [][]byte) (*traffic, error) {
 	acknowledged, unacknowledged := rig.NewFinite(rows), rig.NewFinite(rows)
 	for i := range 3 {
 		crew.Loads = append(crew.Loads, &rig.Load{
-			URL: s.EdgeURL(), Subject: fmt.Sprintf("rows.line%d", i), Publisher: i, Window: 256,
+			URL: s.EdgeURL(), Publisher: i, Window: 256,
 			Ledger: t.ledger, Rows: acknowledged, Pace: t.gate.Pass,
 		})
 	}
 	crew.Loads = append(crew.Loads, &rig.Load{
-		URL: s.EdgeURL(), Subject: "plain.line", Publisher: 9, Window: 1, Plain: true,
+		URL: s.EdgeURL(), Prefix: "plain.", Publisher: 9, Window: 1, Plain: true,
 		Ledger: t.plain, Rows: unacknowledged, Pace: t.plainTap.Pass,
 	})
 	go func() { t.done <- crew.Through(ctx) }()
@@ -141,7 +141,7 @@ func (t *traffic) finish(ctx context.Context) error {
 }
 
 // drain is the variant of the same name.
-func (o options) drain(ctx context.Context, s *rig.Site, rows [][]byte) error {
+func (o options) drain(ctx context.Context, s *rig.Site, rows []rig.Row) error {
 	if err := s.Prepare(); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (t *traffic) hubHolds(ctx context.Context) (n uint64, err error) {
 }
 
 // blackHole is the variant of the same name.
-func (o options) blackHole(ctx context.Context, s *rig.Site, rows [][]byte) error {
+func (o options) blackHole(ctx context.Context, s *rig.Site, rows []rig.Row) error {
 	relay, err := relayed(s)
 	if err != nil {
 		return err

@@ -71,7 +71,7 @@ func parse(args []string) (options, error) {
 	fs := flag.NewFlagSet("outage", flag.ContinueOnError)
 	variants := fs.String("variants", strings.Join(allVariants, ","), "which variants to run")
 	short := fs.Bool("short", false, "short form: fewer rows and restarts, a shorter black hole, unless given")
-	fs.StringVar(&o.data, "data", "", "publish every line of the files under this `directory` (default: generated rows)")
+	fs.StringVar(&o.data, "data", "", "publish every line of the files under this `directory` (default: the rows of testdata)")
 	fs.IntVar(&o.rows, "rows", 200_000, "publish at least this many rows, repeating the data if need be")
 	fs.IntVar(&o.restarts, "restarts", 100, "hub restarts of the variant reconnect")
 	fs.IntVar(&o.rttRuns, "rtt-runs", 10, "hub restarts of the variant rtt")
@@ -170,23 +170,16 @@ func logs(s *rig.Site) error {
 }
 
 // readRows returns at least o.rows rows.
-func (o options) readRows() ([][]byte, error) {
-	var rows [][]byte
+func (o options) readRows() ([]rig.Row, error) {
+	read := rig.Samples
 	if o.data != "" {
-		var err error
-		if rows, err = rig.ReadRows(o.data); err != nil {
-			return nil, err
-		}
-	} else {
-		rows = rig.Readings(o.rows)
+		read = func() ([]rig.Row, error) { return rig.ReadRows(o.data) }
 	}
-	fmt.Printf("outage: %d rows", len(rows))
-	if given := len(rows); given < o.rows {
-		for len(rows) < o.rows {
-			rows = append(rows, rows[:min(given, o.rows-len(rows))]...)
-		}
-		fmt.Printf(", repeated to %d", len(rows))
+	rows, err := read()
+	if err != nil {
+		return nil, err
 	}
-	fmt.Println()
-	return rows, nil
+	all := rig.Repeat(rows, o.rows)
+	fmt.Printf("outage: %d rows, published until there are %d\n", len(rows), len(all))
+	return all, nil
 }

@@ -44,7 +44,7 @@ func startTrickle(ctx context.Context, s *rig.Site) (*trickle, error) {
 	t := &trickle{site: s, ledger: rig.NewLedger()}
 	tick := time.NewTicker(5 * time.Millisecond)
 	crew := &rig.Crew{Loads: []*rig.Load{{
-		URL: s.EdgeURL(), Subject: "rows.line", Publisher: 1, Window: 8, Ledger: t.ledger, Rows: &rig.Endless{Seed: 3},
+		URL: s.EdgeURL(), Prefix: "rows.", Publisher: 1, Window: 8, Ledger: t.ledger, Rows: &rig.Endless{Seed: 3},
 		Pace: func(ctx context.Context) error {
 			select {
 			case <-tick.C:

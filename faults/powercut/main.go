@@ -203,7 +203,7 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {
 	crew := &rig.Crew{}
 	for i := range o.publishers {
 		crew.Loads = append(crew.Loads, &rig.Load{
-			URL: site.EdgeURL(), Subject: fmt.Sprintf("powercut.%d", i), Publisher: i, Window: o.window, Ledger: ledger, Rows: rows,
+			URL: site.EdgeURL(), Prefix: fmt.Sprintf("powercut.%d.", i), Publisher: i, Window: o.window, Ledger: ledger, Rows: rows,
 		})
 	}
 	var atEdge, atHub rig.Copy

@@ -53,9 +53,14 @@ func SumOf(subject string, header nats.Header, data []byte) Sum {
 // attempt is what became of one publish.
 type attempt struct {
 	publisher, number int
+	row               int
 	sum               Sum
 	acked             bool
 	seq               uint64
+	// earlier, if set, are the attempts with the same row, one of which the
+	// server holds in place of this one, as its acknowledgement said.
+	earlier []*attempt
+	at      uint64 // during a check: where it was found
 }
 
 // Ledger remembers every publish of a run and which of them were acknowledged.
@@ -63,6 +68,7 @@ type attempt struct {
 type Ledger struct {
 	mu       sync.Mutex
 	attempts map[string]*attempt
+	byRow    map[int][]*attempt
 	acked    int
 	lastAck  time.Time
 	grew     chan struct{}
@@ -70,29 +76,38 @@ type Ledger struct {
 
 // NewLedger returns an empty ledger.
 func NewLedger() *Ledger {
-	return &Ledger{attempts: map[string]*attempt{}, grew: make(chan struct{})}
+	return &Ledger{attempts: map[string]*attempt{}, byRow: map[int][]*attempt{}, grew: make(chan struct{})}
 }
 
 // Sending enters a publish before it is handed to the client.
-func (l *Ledger) Sending(publisher, number int, m *nats.Msg) {
+func (l *Ledger) Sending(publisher, number, row int, m *nats.Msg) {
 	id := fmt.Sprintf("%d-%d", publisher, number)
 	m.Header.Set(AttemptHeader, id)
-	a := &attempt{publisher: publisher, number: number, sum: SumOf(m.Subject, m.Header, m.Data)}
+	a := &attempt{publisher: publisher, number: number, row: row, sum: SumOf(m.Subject, m.Header, m.Data)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.attempts[id] = a
+	l.byRow[row] = append(l.byRow[row], a)
 }
 
-// Acked enters an acknowledgement with the stream sequence that it names.
-func (l *Ledger) Acked(id string, seq uint64) {
+// Acked enters an acknowledgement with the stream sequence that it names. If it
+// says duplicate, the server had stored an earlier attempt with the same row,
+// whose acknowledgement got lost, and that one has to be there.
+func (l *Ledger) Acked(id string, seq uint64, duplicate bool) {
 	now := time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.attempts[id]
-	if a == nil || a.acked {
+	if a == nil {
+		return
+	}
+	if a.acked {
 		return
 	}
 	a.acked, a.seq = true, seq
+	if duplicate {
+		a.earlier = l.byRow[a.row]
+	}
 	l.acked++
 	l.lastAck = now
 	close(l.grew)
@@ -184,7 +199,9 @@ func (l *Ledger) check(what string, held []Held, sequences bool) Verdict {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	v := Verdict{What: what, Acknowledged: l.acked}
-	seen := make(map[string]bool, len(held))
+	for _, a := range l.attempts {
+		a.at = 0
+	}
 	latest := map[int]int{}
 	for _, h := range held {
 		a := l.attempts[h.Attempt]
@@ -192,19 +209,18 @@ func (l *Ledger) check(what string, held []Held, sequences bool) Verdict {
 		case a == nil:
 			v.wrong(&v.Foreign, "sequence %d holds %q, which was never published", h.Seq, h.Attempt)
 			continue
-		case seen[h.Attempt]:
+		case a.at != 0:
 			v.wrong(&v.Duplicated, "publish %s is there again at sequence %d", h.Attempt, h.Seq)
 			continue
 		}
-		seen[h.Attempt] = true
+		a.at = h.Seq
 		switch {
 		case a.sum != h.Sum:
 			v.wrong(&v.Altered, "publish %s has other bytes at sequence %d", h.Attempt, h.Seq)
+		case a.earlier != nil:
+			v.wrong(&v.Duplicated, "publish %s is there at sequence %d although its acknowledgement called it a duplicate of %d", h.Attempt, h.Seq, a.seq)
 		case sequences && a.acked && a.seq != h.Seq:
 			v.wrong(&v.Altered, "publish %s was acknowledged with sequence %d and is at %d", h.Attempt, a.seq, h.Seq)
-		}
-		if a.acked {
-			v.Found++
 		}
 		if a.number < latest[a.publisher] {
 			v.wrong(&v.OutOfOrder, "publish %s is at sequence %d, after number %d of the same publisher", h.Attempt, h.Seq, latest[a.publisher])
@@ -213,7 +229,16 @@ func (l *Ledger) check(what string, held []Held, sequences bool) Verdict {
 		}
 	}
 	for id, a := range l.attempts {
-		if a.acked && !seen[id] {
+		if !a.acked {
+			continue
+		}
+		there := a.at != 0
+		for _, e := range a.earlier {
+			there = there || e.at != 0 && (!sequences || e.at == a.seq)
+		}
+		if there {
+			v.Found++
+		} else {
 			v.wrong(&v.Missing, "publish %s was acknowledged with sequence %d and is not there", id, a.seq)
 		}
 	}

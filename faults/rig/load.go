@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 // concurrent use.
 type Rows interface {
 	// Next returns the next row; ok is false when there is none left.
-	Next() (row int, data []byte, ok bool)
+	Next() (row int, what Row, ok bool)
 	// Again takes a row back whose publish was not acknowledged.
 	Again(row int)
 }
@@ -25,10 +26,10 @@ type Rows interface {
 // Load is one publisher with a connection of its own.
 type Load struct {
 	URL       string
-	Subject   string
-	Publisher int  // its number in the ledger; one Load per number
-	Window    int  // publishes that may wait for an acknowledgement; 1: a lone synchronous publisher
-	Plain     bool // plain publishes that nobody acknowledges
+	Prefix    string // of the rows' subjects
+	Publisher int    // its number in the ledger; one Load per number
+	Window    int    // publishes that may wait for an acknowledgement; 1: a lone synchronous publisher
+	Plain     bool   // plain publishes that nobody acknowledges
 	Ledger    *Ledger
 	Rows      Rows
 	// Pace, if set, is waited for before each publish.
@@ -67,7 +68,7 @@ func (l *Load) Run(ctx context.Context) error {
 		jetstream.WithPublishAsyncMaxPending(2*l.Window),
 		jetstream.WithPublishAsyncAckHandler(func(_ jetstream.JetStream, m *nats.Msg, ack *jetstream.PubAck) {
 			id := m.Header.Get(AttemptHeader)
-			l.Ledger.Acked(id, ack.Sequence)
+			l.Ledger.Acked(id, ack.Sequence, ack.Duplicate)
 			finish(id)
 		}),
 		jetstream.WithPublishAsyncErrHandler(func(_ jetstream.JetStream, m *nats.Msg, err error) {
@@ -112,15 +113,15 @@ func (l *Load) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		row, data, ok := l.Rows.Next()
+		row, what, ok := l.Rows.Next()
 		if !ok {
 			<-slots
 			break
 		}
 		l.number++
-		m := nats.NewMsg(l.Subject)
-		m.Data = data
-		l.Ledger.Sending(l.Publisher, l.number, m)
+		m := &nats.Msg{Subject: l.Prefix + what.Subject, Header: nats.Header{}, Data: what.Data}
+		maps.Copy(m.Header, what.Header)
+		l.Ledger.Sending(l.Publisher, l.number, row, m)
 		id := m.Header.Get(AttemptHeader)
 		if l.Plain {
 			<-slots

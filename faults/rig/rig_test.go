@@ -21,9 +21,9 @@ func published(t *testing.T, n int) (*Ledger, []Held) {
 	for i := 1; i <= n; i++ {
 		m := nats.NewMsg("s")
 		m.Data = []byte{byte(i)}
-		l.Sending(7, i, m)
+		l.Sending(7, i, i, m)
 		id := m.Header.Get(AttemptHeader)
-		l.Acked(id, uint64(i))
+		l.Acked(id, uint64(i), false)
 		held = append(held, Held{Seq: uint64(i), Attempt: id, Sum: SumOf(m.Subject, m.Header, m.Data)})
 	}
 	return l, held
@@ -65,11 +65,31 @@ func TestVerdicts(t *testing.T) {
 func TestUnacknowledgedMayBeThereOrNot(t *testing.T) {
 	l, held := published(t, 2)
 	m := nats.NewMsg("s")
-	l.Sending(7, 3, m)
+	l.Sending(7, 3, 3, m)
 	for _, h := range [][]Held{held, append(held, Held{3, "7-3", SumOf("s", m.Header, nil)})} {
 		if v := l.Check("edge", h); !v.OK() {
 			t.Error(v)
 		}
+	}
+}
+
+func TestAcknowledgedAsDuplicate(t *testing.T) {
+	l := NewLedger()
+	var held []Held
+	for i := 1; i <= 2; i++ { // the same row twice
+		m := nats.NewMsg("s")
+		l.Sending(1, i, 0, m)
+		held = append(held, Held{Seq: 1, Attempt: m.Header.Get(AttemptHeader), Sum: SumOf("s", m.Header, nil)})
+	}
+	l.Acked("1-2", 1, true)
+	if v := l.Check("the first", held[:1]); !v.OK() || v.Found != 1 {
+		t.Error(v)
+	}
+	if v := l.Check("none", nil); v.OK() || v.Missing != 1 {
+		t.Error(v)
+	}
+	if v := l.Check("both", held); v.OK() || v.Duplicated != 1 {
+		t.Error(v)
 	}
 }
 
@@ -108,21 +128,41 @@ func TestRows(t *testing.T) {
 		}
 	}
 	rows, err := ReadRows(dir)
-	if err != nil || len(rows) != 3 || string(rows[1]) != "two" || string(rows[2]) != "three" {
-		t.Fatalf("%q, %v", rows, err)
+	if err != nil || len(rows) != 3 || string(rows[1].Data) != "two" || string(rows[2].Data) != "three" || rows[2].Subject != "rows.b_csv" {
+		t.Fatalf("%v, %v", rows, err)
 	}
 	f := NewFinite(rows)
 	row, _, _ := f.Next()
 	f.Again(row)
 	var got []string
 	for {
-		_, data, ok := f.Next()
+		_, row, ok := f.Next()
 		if !ok {
 			break
 		}
-		got = append(got, string(data))
+		got = append(got, string(row.Data))
 	}
 	if len(got) != 3 || got[0] != "one" || f.Left() != 0 {
 		t.Errorf("%q, %d left", got, f.Left())
+	}
+}
+
+func TestSamplesRepeated(t *testing.T) {
+	rows, err := Samples()
+	if err != nil {
+		t.Fatal(err)
+	}
+	twice := Repeat(rows, 2*len(rows)-1)
+	ids := map[string]bool{}
+	for _, r := range twice {
+		if id := r.Header[nats.MsgIdHdr]; id != nil {
+			if ids[id[0]] {
+				t.Fatalf("message id %q twice", id[0])
+			}
+			ids[id[0]] = true
+		}
+	}
+	if len(twice) != 2*len(rows)-1 || len(ids) == 0 {
+		t.Errorf("%d rows of %d, %d message ids", len(twice), len(rows), len(ids))
 	}
 }

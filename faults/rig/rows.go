@@ -7,13 +7,24 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"petiole/testdata"
 )
+
+// Row is one message to publish.
+type Row struct {
+	Subject string
+	Header  map[string][]string // may be nil
+	Data    []byte
+}
 
 // Endless makes rows of 64 to 512 bytes without end, each determined by seed
 // and number.
@@ -24,7 +35,7 @@ type Endless struct {
 }
 
 // Next returns the next row.
-func (e *Endless) Next() (int, []byte, bool) {
+func (e *Endless) Next() (int, Row, bool) {
 	e.mu.Lock()
 	e.n++
 	n := e.n
@@ -34,7 +45,7 @@ func (e *Endless) Next() (int, []byte, bool) {
 	for i := 0; i+8 <= len(b); i += 8 {
 		binary.LittleEndian.PutUint64(b[i:], r.Uint64())
 	}
-	return n, b, true
+	return n, Row{Subject: "n", Data: b}, true
 }
 
 // Again does nothing: there are always more rows.
@@ -43,16 +54,16 @@ func (e *Endless) Again(int) {}
 // Finite hands out given rows, each until it was acknowledged.
 type Finite struct {
 	mu    sync.Mutex
-	rows  [][]byte
+	rows  []Row
 	next  int
 	again []int
 }
 
 // NewFinite returns the rows to publish; it keeps the slices.
-func NewFinite(rows [][]byte) *Finite { return &Finite{rows: rows} }
+func NewFinite(rows []Row) *Finite { return &Finite{rows: rows} }
 
 // Next returns a row that was given back, or the next one.
-func (f *Finite) Next() (int, []byte, bool) {
+func (f *Finite) Next() (int, Row, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if n := len(f.again); n > 0 {
@@ -61,7 +72,7 @@ func (f *Finite) Next() (int, []byte, bool) {
 		return row, f.rows[row], true
 	}
 	if f.next == len(f.rows) {
-		return 0, nil, false
+		return 0, Row{}, false
 	}
 	f.next++
 	return f.next - 1, f.rows[f.next-1], true
@@ -82,9 +93,11 @@ func (f *Finite) Left() int {
 }
 
 // ReadRows returns every line of every regular file under dir, in the order of
-// the file names, without the line ends; empty lines are left out.
-func ReadRows(dir string) ([][]byte, error) {
-	var rows [][]byte
+// the file names, without the line ends; empty lines are left out. The subject
+// of a row is "rows." and the file's name with what cannot be in a subject
+// replaced.
+func ReadRows(dir string) ([]Row, error) {
+	var rows []Row
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -94,11 +107,17 @@ func ReadRows(dir string) ([][]byte, error) {
 			return err
 		}
 		defer f.Close()
+		subject := "rows." + strings.Map(func(r rune) rune {
+			if r <= ' ' || strings.ContainsRune(".*>", r) {
+				return '_'
+			}
+			return r
+		}, d.Name())
 		s := bufio.NewScanner(f)
 		s.Buffer(nil, 1<<20) // a row has to fit into a message
 		for s.Scan() {
 			if len(s.Bytes()) > 0 {
-				rows = append(rows, append([]byte(nil), s.Bytes()...))
+				rows = append(rows, Row{Subject: subject, Data: append([]byte(nil), s.Bytes()...)})
 			}
 		}
 		if err := s.Err(); err != nil {
@@ -112,22 +131,35 @@ func ReadRows(dir string) ([][]byte, error) {
 	return rows, err
 }
 
-// Readings makes n rows as a plant's sensors write them: time, line, sensor,
-// value, unit, state.
-func Readings(n int) [][]byte {
-	r := rand.New(rand.NewPCG(4, 0))
-	kinds := [...]struct{ name, unit string }{{"temperature", "C"}, {"pressure", "kPa"}, {"vibration", "mm/s"}, {"current", "A"}, {"flow", "l/min"}}
-	rows := make([][]byte, n)
-	at := time.Date(2026, 3, 1, 6, 0, 0, 0, time.UTC)
-	for i := range rows {
-		at = at.Add(time.Duration(r.IntN(250)) * time.Millisecond)
-		k := kinds[r.IntN(len(kinds))]
-		state := "ok"
-		if r.IntN(200) == 0 {
-			state = "alarm: " + strings.Repeat("limit exceeded; ", 1+r.IntN(40))
-		}
-		rows[i] = fmt.Appendf(nil, "%s,line-%d,%s-%02d,%.4f,%s,%s",
-			at.Format(time.RFC3339Nano), 1+r.IntN(8), k.name, r.IntN(40), r.NormFloat64()*12+70, k.unit, state)
+// Samples returns every row of the module's testdata.
+func Samples() ([]Row, error) {
+	readings, err := testdata.Readings()
+	if err != nil {
+		return nil, err
 	}
-	return rows
+	sales, err := testdata.Sales()
+	if err != nil {
+		return nil, err
+	}
+	var rows []Row
+	for _, r := range append(readings, sales...) {
+		rows = append(rows, Row(r))
+	}
+	return rows, nil
+}
+
+// Repeat returns rows over and over until there are n. A message id is made
+// another one in each round, so that repeated rows are no duplicates.
+func Repeat(rows []Row, n int) []Row {
+	out := rows
+	for round := 2; len(out) < n; round++ {
+		for _, r := range rows[:min(len(rows), n-len(out))] {
+			if id := r.Header[nats.MsgIdHdr]; id != nil {
+				r.Header = maps.Clone(r.Header)
+				r.Header[nats.MsgIdHdr] = []string{fmt.Sprintf("%s, round %d", id[0], round)}
+			}
+			out = append(out, r)
+		}
+	}
+	return out
 }
