@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"petiole/internal/jetstream/consumer"
 )
@@ -724,5 +725,167 @@ func TestConsumerTranscripts(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAcknowledgedSurvivesCrash has messages acknowledged for good, ends the
+// node without a checkpoint, and looks for what comes again.
+func TestAcknowledgedSurvivesCrash(t *testing.T) {
+	for _, retention := range []jetstream.RetentionPolicy{jetstream.LimitsPolicy, jetstream.WorkQueuePolicy, jetstream.InterestPolicy} {
+		t.Run(retention.String(), func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			n := startNode(t, dir)
+			_, js := n.connect()
+			ctx := testContext(t)
+			s := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Retention: retention})
+			if _, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{
+				Durable: "C", AckPolicy: jetstream.AckExplicitPolicy, AckWait: 300 * time.Millisecond,
+			}); err != nil {
+				t.Fatal(err)
+			}
+			const total = 60
+			publishN(t, js, "s", total)
+			done := map[string]bool{}
+			for round := 0; len(done) < total; round++ {
+				if round > 20 {
+					t.Fatalf("%d of %d after %d rounds", len(done), total, round)
+				}
+				c, err := js.Consumer(ctx, "S", "C")
+				if err != nil {
+					t.Fatal(err)
+				}
+				batch, err := c.Fetch(20, jetstream.FetchMaxWait(2*time.Second))
+				if err != nil {
+					t.Fatal(err)
+				}
+				i := 0
+				for m := range batch.Messages() {
+					if done[string(m.Data())] {
+						t.Fatalf("round %d: %s came again after its acknowledgement", round, m.Data())
+					}
+					// Two of three are acknowledged, one of them is told so.
+					switch i++; i % 3 {
+					case 0:
+						if err := m.DoubleAck(ctx); err != nil {
+							t.Fatal(err)
+						}
+						done[string(m.Data())] = true
+					case 1:
+						if err := m.TermWithReason("not today"); err != nil {
+							t.Fatal(err)
+						}
+						if err := m.DoubleAck(ctx); err == nil {
+							t.Fatal("acknowledged twice")
+						}
+						// The next answered acknowledgement makes it durable, too.
+						r, err := js.Conn().Request(m.Reply(), []byte("+ACK"), 2*time.Second)
+						if err != nil || len(r.Data) != 0 {
+							t.Fatalf("acknowledging again: %v", err)
+						}
+						done[string(m.Data())] = true
+					}
+				}
+				n.crash()
+				n = startNode(t, dir)
+				_, js = n.connect()
+			}
+			st, err := js.Stream(ctx, "S")
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := st.Info(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := uint64(total)
+			if retention != jetstream.LimitsPolicy {
+				want = 0
+			}
+			if info.State.Msgs != want {
+				t.Errorf("stream holds %d messages, want %d", info.State.Msgs, want)
+			}
+			c, err := js.Consumer(ctx, "S", "C")
+			if err != nil {
+				t.Fatal(err)
+			}
+			ci := c.CachedInfo()
+			if ci.AckFloor.Stream != total || ci.NumAckPending != 0 || ci.NumPending != 0 {
+				t.Errorf("consumer: %+v", ci)
+			}
+		})
+	}
+}
+
+// TestClientsOfOldAPI uses the subscriptions of nats.go's first JetStream API.
+func TestClientsOfOldAPI(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s.*"}})
+	old, err := nc.JetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const total = 200
+	got := make(chan *nats.Msg, 2*total)
+	for range 2 {
+		sub, err := old.QueueSubscribe("s.*", "workers", func(m *nats.Msg) {
+			if err := m.Ack(); err != nil {
+				t.Error(err)
+			}
+			got <- m
+		}, nats.Durable("D"), nats.ManualAck(), nats.AckExplicit())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = sub.Unsubscribe() }()
+	}
+	bound, err := old.SubscribeSync("s.a", nats.Durable("E"), nats.AckAll(), nats.EnableFlowControl(), nats.IdleHeartbeat(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := old.SubscribeSync("s.a", nats.Durable("E"), nats.AckAll(), nats.EnableFlowControl(), nats.IdleHeartbeat(time.Second)); err == nil {
+		t.Error("two subscribers of one push consumer")
+	}
+	publishN(t, js, "s.a", total)
+	seen := map[string]bool{}
+	for range total {
+		select {
+		case m := <-got:
+			if seen[string(m.Data)] {
+				t.Fatalf("%s came to both", m.Data)
+			}
+			seen[string(m.Data)] = true
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%d messages", len(seen))
+		}
+	}
+	for i := range total {
+		m, err := bound.NextMsg(5 * time.Second)
+		if err != nil {
+			t.Fatalf("message %d: %v", i, err)
+		}
+		if i == total-1 {
+			if err := m.AckSync(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ci, err := bound.ConsumerInfo()
+	if err != nil || ci.AckFloor.Stream != total || ci.NumAckPending != 0 || !ci.PushBound {
+		t.Errorf("%+v %v", ci, err)
+	}
+	pull, err := old.PullSubscribe("s.*", "P")
+	if err != nil {
+		t.Fatal(err)
+	}
+	msgs, err := pull.Fetch(50, nats.MaxWait(2*time.Second))
+	if err != nil || len(msgs) != 50 {
+		t.Fatalf("fetched %d: %v", len(msgs), err)
+	}
+	for i, m := range msgs {
+		if md, err := m.Metadata(); err != nil || md.Sequence.Stream != uint64(i+1) || md.NumPending != uint64(total-i-1) {
+			t.Fatalf("message %d: %+v %v", i, md, err)
+		}
 	}
 }

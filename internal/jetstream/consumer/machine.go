@@ -252,11 +252,6 @@ func (m *Machine) Start(now time.Time) {
 	m.live = true
 	m.idle = now.UnixNano()
 	m.reconcile()
-	for seq := range m.redeliv {
-		if _, err := m.env.Messages.Load(seq); err != nil {
-			delete(m.redeliv, seq)
-		}
-	}
 	m.recount()
 	m.schedule()
 	m.pause(now)
@@ -723,7 +718,7 @@ func (m *Machine) reconcile() {
 		delete(m.redeliv, seq)
 	}
 	for seq := range m.redeliv {
-		if seq < st.First {
+		if gone(seq) {
 			delete(m.redeliv, seq)
 		}
 	}
