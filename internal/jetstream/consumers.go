@@ -45,6 +45,8 @@ func (k *sink) Record(cmd []byte, ackReply string) {
 
 func (k *sink) Interest(subject string) bool { return k.s.e.account.HasInterest(subject) }
 
+func (k *sink) Congested(subject string) bool { return k.s.pub.Congested(subject) }
+
 func (k *sink) Advisory(subject string, a *api.ConsumerAdvisory) {
 	a.ID, a.Time = rand.Text()[:22], time.Now().UTC()
 	if b, err := json.Marshal(a); err == nil {

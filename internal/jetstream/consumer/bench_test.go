@@ -22,6 +22,7 @@ func (s *countSink) Deliver(_ string, reply []byte, m *storage.Message) {
 func (s *countSink) Status(string, string, []byte)          {}
 func (s *countSink) Record(cmd []byte, _ string)            { s.records++; s.octets += len(cmd) }
 func (s *countSink) Interest(string) bool                   { return true }
+func (s *countSink) Congested(string) bool                  { return false }
 func (s *countSink) Advisory(string, *api.ConsumerAdvisory) {}
 func (s *countSink) Acked(uint64, bool)                     {}
 

@@ -54,6 +54,10 @@ type Sink interface {
 	Record(cmd []byte, ackReply string)
 	// Interest reports whether anyone listens to the literal subject.
 	Interest(subject string) bool
+	// Congested reports whether a client that listens to the subject has much
+	// pending already. The machine then waits a few milliseconds before it
+	// delivers more there.
+	Congested(subject string) bool
 	// Advisory publishes an event on the subject, with ID and time filled in.
 	// a may be retained.
 	Advisory(subject string, a *api.ConsumerAdvisory)

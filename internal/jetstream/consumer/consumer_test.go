@@ -228,6 +228,31 @@ func TestRoundRobin(t *testing.T) {
 	r.wantInfo("delivered 4/4 floor 0/0 ack 4 redelivered 0 waiting 0 pending 1")
 }
 
+// TestCongested delivers around clients that do not keep up, and to them later.
+func TestCongested(t *testing.T) {
+	r := newRig(t).start(explicit)
+	r.next("x", `{"batch":3,"no_wait":false}`)
+	r.next("y", "2")
+	r.sink.busy["x"] = true
+	r.publish("a", "b", "c", "d")
+	r.want("y:1 y:2")
+	r.wantSaid("")
+	r.wantInfo("delivered 2/2 floor 0/0 ack 2 redelivered 0 waiting 1 pending 2")
+	r.pass(20 * time.Millisecond)
+	r.want("")
+	r.sink.busy["x"] = false
+	r.pass(5 * time.Millisecond)
+	r.want("x:3 x:4")
+
+	r = newRig(t, "a", "b")
+	r.sink.busy["d"] = true
+	r.start(api.ConsumerConfig{DeliverSubject: "d"})
+	r.want("")
+	r.sink.busy["d"] = false
+	r.pass(5 * time.Millisecond)
+	r.want("d:1 d:2")
+}
+
 func TestMaxAckPending(t *testing.T) {
 	cfg := explicit
 	cfg.MaxAckPending = 2

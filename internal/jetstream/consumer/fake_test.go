@@ -135,6 +135,7 @@ type fakeSink struct {
 	advisories []api.ConsumerAdvisory
 	acked      []string
 	deaf       map[string]bool
+	busy       map[string]bool
 	hook       func() // called after a delivery or an advisory
 }
 
@@ -168,6 +169,8 @@ func (s *fakeSink) Record(cmd []byte, ackReply string) {
 
 func (s *fakeSink) Interest(subject string) bool { return !s.deaf[subject] }
 
+func (s *fakeSink) Congested(subject string) bool { return s.busy[subject] }
+
 func (s *fakeSink) Advisory(_ string, a *api.ConsumerAdvisory) {
 	s.advisories = append(s.advisories, *a)
 	if s.hook != nil {
@@ -197,7 +200,7 @@ var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 func newRig(t testing.TB, subjects ...string) *rig {
 	r := &rig{
-		t: t, st: &fakeStore{}, sink: &fakeSink{deaf: map[string]bool{}}, now: epoch,
+		t: t, st: &fakeStore{}, sink: &fakeSink{deaf: map[string]bool{}, busy: map[string]bool{}}, now: epoch,
 		removed: map[int][]storage.Message{},
 		cfg:     api.StreamConfig{Name: "S", Subjects: []string{"none.>"}},
 	}

@@ -24,6 +24,10 @@ const (
 	pumpBytes = 4 << 20
 	// readAhead is how many messages are read from the store at once.
 	readAhead = 128
+	// congestedEvery is after how many octets a client is asked again whether
+	// it keeps up, and congestedWait how long one is left alone that does not.
+	congestedEvery = 128 << 10
+	congestedWait  = int64(5 * time.Millisecond)
 
 	// resetRevs is how far a reset advances the count of records, so that
 	// records made before it was applied are recognised as void in replay. No
@@ -103,6 +107,8 @@ type Machine struct {
 	// Scratch.
 	run     command.ConsumerDelivered
 	runs    uint64
+	octets  int // delivered in this run
+	asked   int // push: octets delivered when Congested was asked last
 	ahead   []storage.Message
 	aheadAt int
 	want    int

@@ -26,6 +26,7 @@ type request struct {
 	group    api.PriorityGroup
 	grouped  bool   // came as JSON, so that group means something
 	listened uint64 // run in which someone was seen to listen
+	asked    int    // octets delivered in that run when Congested was asked last
 }
 
 func (r *request) priority() int {
@@ -379,7 +380,22 @@ func (m *Machine) pick(now int64, size int) *request {
 			m.wait.drop()
 			continue
 		}
-		r.listened = m.runs
+		if r.listened != m.runs || m.octets-r.asked >= congestedEvery {
+			r.listened, r.asked = m.runs, m.octets
+			if m.env.Sink.Congested(r.reply) {
+				r.listened = 0
+				if pinned {
+					m.unpin()
+				}
+				m.hold = now + congestedWait
+				m.wait.cycle()
+				if cycled++; cycled >= m.wait.len() {
+					return nil
+				}
+				continue
+			}
+		}
+		m.hold = 0
 		return r
 	}
 	return nil

@@ -34,7 +34,7 @@ func (m *Machine) Pump(now time.Time) (more bool) {
 	}
 	if !m.cfg.Push() {
 		// Requests that do not wait have to, while acknowledgements are due.
-		eos := stop != stopPending && m.wait.noWait > 0
+		eos := (stop == stopEnd || stop == stopTaker) && m.wait.noWait > 0
 		if eos || m.wait.next != 0 && t >= m.wait.next {
 			m.tidy(t, eos, false)
 		}
@@ -59,14 +59,21 @@ func (m *Machine) deliver(now int64) int {
 	m.run.DSeq = m.dseq
 	m.run.Time = now
 	m.ahead, m.aheadAt = m.ahead[:0], 0
-	n, octets := 0, 0
-	for {
-		if n >= pumpMsgs || octets >= pumpBytes {
+	m.octets, m.asked = 0, -congestedEvery
+	for n := 0; ; n++ {
+		if n >= pumpMsgs || m.octets >= pumpBytes {
 			return stopBudget
 		}
 		if m.cfg.Push() {
 			if m.maxOut > 0 && m.out > m.maxOut {
 				return stopTaker
+			}
+			if m.octets-m.asked >= congestedEvery {
+				if m.env.Sink.Congested(m.cfg.DeliverSubject) {
+					m.hold = now + congestedWait
+					return stopHold
+				}
+				m.asked = m.octets
 			}
 		} else if m.wait.len() == 0 {
 			return stopTaker
@@ -75,12 +82,11 @@ func (m *Machine) deliver(now int64) int {
 		if msg == nil {
 			return stop
 		}
-		if size, stop := m.send(now, msg, attempt); size == 0 {
+		size, stop := m.send(now, msg, attempt)
+		if size == 0 {
 			return stop
-		} else {
-			n++
-			octets += size
 		}
+		m.octets += size
 	}
 }
 
@@ -223,6 +229,9 @@ func (m *Machine) send(now int64, msg *storage.Message, attempt uint64) (int, in
 	if subject == "" {
 		if r = m.pick(now, size); r == nil {
 			undo()
+			if m.hold != 0 {
+				return 0, stopHold
+			}
 			return 0, stopTaker
 		}
 		subject = r.reply

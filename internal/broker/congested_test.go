@@ -1,0 +1,41 @@
+package broker
+
+import (
+	"io"
+	"testing"
+)
+
+// TestCongested delivers until a client that reads nothing is congested, and
+// has it read then.
+func TestCongested(t *testing.T) {
+	s := run(t, Options{MaxPending: 4 << 20})
+	r := rawDial(t, s)
+	r.send(quiet + "SUB inbox 1\r\nSUB inbox.queue q 2\r\nPING\r\n")
+	r.expect("PONG\r\n")
+	p := s.Account().NewPublisher()
+	for _, subj := range []string{"inbox", "inbox.queue", "nobody"} {
+		if p.Congested(subj) {
+			t.Fatalf("%s is congested at the start", subj)
+		}
+	}
+	data := make([]byte, 64<<10)
+	n := 0
+	for !p.Congested("inbox") {
+		if n++; n > 1000 {
+			t.Fatal("never congested")
+		}
+		p.Deliver("inbox", "seen", nil, nil, data)
+		p.Flush()
+	}
+	if !p.Congested("inbox.queue") || p.Congested("nobody") {
+		t.Error("congestion is a client's, whatever it subscribes to")
+	}
+	want := n * (len("MSG seen 1 65536\r\n\r\n") + len(data))
+	if _, err := io.CopyN(io.Discard, r.r, int64(want)); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "what was read is no longer pending", func() bool { return !p.Congested("inbox") })
+	if st := s.Stats(); st.SlowConsumers != 0 {
+		t.Errorf("%+v", st)
+	}
+}
