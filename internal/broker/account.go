@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -41,7 +42,7 @@ type Subscription struct{ s *subscription }
 // not waited for. Further calls of Close do nothing.
 func (s *Subscription) Close() {
 	if !s.s.closed.Swap(true) {
-		s.s.acc.remove(s.s)
+		s.s.acc.remove(s.s, false)
 	}
 }
 
@@ -71,12 +72,13 @@ func (a *Account) insert(s *subscription) {
 	if s.closed.Load() { // ended meanwhile
 		a.index.Remove(s.subject, s.queue, s)
 	}
-	a.changed(s.subject)
+	a.changed(s.subject, false)
 }
 
-func (a *Account) remove(s *subscription) {
+// remove takes s out. With async the caller may hold locks that watches take.
+func (a *Account) remove(s *subscription, async bool) {
 	a.index.Remove(s.subject, s.queue, s)
-	a.changed(s.subject)
+	a.changed(s.subject, async)
 }
 
 // bytesOf returns the octets of s, which must not be changed.
@@ -158,9 +160,10 @@ type watch struct {
 // WatchInterest calls fn whenever [Account.HasInterest] of the literal subject
 // changes, from the time of the call on (ask HasInterest afterwards for the
 // state at hand). Calls for one watch do not overlap and arrive in order, on
-// the goroutine that (un)subscribed, with no lock of the broker held that
-// publishing or subscribing needs; fn must not block. No call starts after
-// cancel has returned; fn may call cancel.
+// the goroutine that (un)subscribed or one of their own (never one that
+// publishes), with no lock of the broker held that publishing or subscribing
+// needs; fn must not block. cancel does not wait for a call that has begun or
+// is just about to; fn may call cancel.
 func (a *Account) WatchInterest(subject string, fn func(has bool)) (cancel func()) {
 	w := &watch{subject: subject, fn: fn}
 	a.watchMu.Lock()
@@ -190,8 +193,9 @@ func (a *Account) WatchInterest(subject string, fn func(has bool)) (cancel func(
 	}
 }
 
-// changed tells the watches that a change under pattern concerns.
-func (a *Account) changed(pattern string) {
+// changed tells the watches that a change under pattern concerns; with async
+// another goroutine does.
+func (a *Account) changed(pattern string, async bool) {
 	var few [4]*watch
 	ws := few[:0]
 	a.watchMu.RLock()
@@ -207,6 +211,19 @@ func (a *Account) changed(pattern string) {
 		}
 	}
 	a.watchMu.RUnlock()
+	switch {
+	case len(ws) == 0:
+	case async:
+		go a.tell(slices.Clone(ws))
+	default:
+		a.tell(ws)
+	}
+}
+
+// tell calls the watches whose interest is not what they were told last. It
+// looks at the state as it is, so it does not matter in which order the
+// goroutines that changed it come here.
+func (a *Account) tell(ws []*watch) {
 	for _, w := range ws {
 		w.mu.Lock()
 		if has := a.index.Any(w.subject); has != w.last && !w.gone.Load() {

@@ -392,9 +392,7 @@ func TestHandlers(t *testing.T) {
 	if c := who.Load(); c == nil || c.Name != "tester" || c.ID == 0 || c.IP != "127.0.0.1" {
 		t.Errorf("client %+v", c)
 	}
-	if reads.Load() == 0 {
-		t.Error("AfterRead was not called")
-	}
+	until(t, "AfterRead is called", func() bool { return reads.Load() > 0 })
 	h.Close()
 	h.Close()
 	if _, err := nc.Request("api.x", nil, 5*time.Second); !errors.Is(err, nats.ErrNoResponders) {
@@ -444,6 +442,35 @@ func TestPublishInside(t *testing.T) {
 	}
 	if handled.Load() != 104 {
 		t.Errorf("handler got %d", handled.Load())
+	}
+}
+
+// TestInterestEndsWhileLocked has the last message of a subscription delivered
+// by a publisher that holds a lock which its interest watch takes.
+func TestInterestEndsWhileLocked(t *testing.T) {
+	s := run(t, Options{})
+	acc := s.Account()
+	r := rawDial(t, s)
+	r.send(quiet + "SUB d 1\r\nUNSUB 1 1\r\nPING\r\n")
+	r.expect("PONG\r\n")
+	var mu sync.Mutex
+	gone := make(chan bool, 1)
+	cancel := acc.WatchInterest("d", func(has bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		gone <- has
+	})
+	defer cancel()
+	mu.Lock()
+	acc.Publish("d", "", nil, nil)
+	mu.Unlock()
+	select {
+	case has := <-gone:
+		if has {
+			t.Error("interest came")
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("watch was not called")
 	}
 }
 

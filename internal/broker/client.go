@@ -549,15 +549,15 @@ func (c *client) onUnsub(ev *wire.Event) {
 			c.out.mu.Unlock()
 		}
 		if end {
-			c.unsubscribe(sub)
+			c.unsubscribe(sub, false)
 		}
 	}
 	c.ok()
 }
 
 // unsubscribe takes sub out; no message is delivered to it any more. It may be
-// called from any goroutine, more than once.
-func (c *client) unsubscribe(sub *subscription) {
+// called from any goroutine, more than once; async is for [Account.remove].
+func (c *client) unsubscribe(sub *subscription, async bool) {
 	if sub.closed.Swap(true) {
 		return
 	}
@@ -568,7 +568,7 @@ func (c *client) unsubscribe(sub *subscription) {
 		delete(c.subs, string(sub.sid))
 	}
 	c.mu.Unlock()
-	c.acc.remove(sub)
+	c.acc.remove(sub, async)
 }
 
 // pingTick sends a PING, or finds that the client does not answer.

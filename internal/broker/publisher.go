@@ -248,7 +248,7 @@ func (p *Publisher) deliver(s *subscription) bool {
 	p.root.outMsgs++
 	p.root.outOct += uint64(size)
 	if last {
-		c.unsubscribe(s)
+		c.unsubscribe(s, true)
 	}
 	return true
 }

@@ -236,7 +236,7 @@ func (s *Server) serve(c *client, full bool) {
 	why := c.why
 	c.mu.Unlock()
 	for _, sub := range subs {
-		c.unsubscribe(sub)
+		c.unsubscribe(sub, false)
 	}
 	s.mu.Lock()
 	delete(s.clients, id)
