@@ -1,6 +1,7 @@
 package link
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -89,34 +90,34 @@ func asError(err error, code frame.Code) *frame.Error {
 	return &frame.Error{Code: code, Text: err.Error()}
 }
 
-var errOutbox = errors.New("the peer does not take its control frames")
-
 // outbox writes control frames from many goroutines to one stream, without
 // blocking them. Positions are coalesced: only the latest of each offer goes.
 type outbox struct {
 	w    *quic.Stream
+	full context.CancelCauseFunc // called when the peer takes nothing
 	wake chan struct{}
 
 	mu    sync.Mutex
 	buf   []byte
 	pos   map[uint32]frame.Position
 	order []uint32 // offers in pos
-	err   error
 }
 
-func newOutbox(w *quic.Stream) *outbox {
-	return &outbox{w: w, wake: make(chan struct{}, 1), pos: map[uint32]frame.Position{}}
+func newOutbox(w *quic.Stream, full context.CancelCauseFunc) *outbox {
+	return &outbox{w: w, full: full, wake: make(chan struct{}, 1), pos: map[uint32]frame.Position{}}
 }
 
 // add queues what fn appends.
 func (o *outbox) add(fn func([]byte) []byte) {
 	o.mu.Lock()
-	if o.err == nil {
-		if o.buf = fn(o.buf); len(o.buf) > maxOutbox {
-			o.err = errOutbox
-		}
+	full := len(o.buf) > maxOutbox
+	if !full {
+		o.buf = fn(o.buf)
 	}
 	o.mu.Unlock()
+	if full {
+		o.full(&frame.Error{Code: frame.CodeTooLarge, Text: "control frames are not taken by their receiver"})
+	}
 	o.kick()
 }
 
@@ -156,12 +157,11 @@ func (o *outbox) run(done <-chan struct{}) error {
 			delete(o.pos, id)
 		}
 		o.order = o.order[:0]
-		err := o.err
 		o.mu.Unlock()
-		if err == nil && len(out) > 0 {
-			_, err = o.w.Write(out)
+		if len(out) == 0 {
+			continue
 		}
-		if err != nil {
+		if _, err := o.w.Write(out); err != nil {
 			return fmt.Errorf("write control stream: %w", err)
 		}
 	}

@@ -66,6 +66,7 @@ type target struct {
 	tls       *tls.Config
 	next      time.Time     // earliest next attempt
 	backoff   time.Duration // after refusals; 0: none
+	refusedAt time.Time     // the last refusal
 }
 
 // NewEdge checks the configuration and returns an edge that is not started.
@@ -245,6 +246,7 @@ func (t *target) refused(now time.Time, c *Timing, after uint32) {
 	}
 	wait := t.backoff + time.Duration(rand.Int64N(int64(t.backoff)/4+1))
 	t.next = now.Add(max(wait, time.Duration(after)*time.Second))
+	t.refusedAt = now
 }
 
 // repeatLog is after how long the same failure is logged again.
@@ -281,9 +283,10 @@ func (d *dialed) close(e *frame.Error) {
 }
 
 type attempt struct {
-	d   *dialed
-	t   *target
-	err error
+	d     *dialed
+	t     *target
+	began time.Time
+	err   error
 }
 
 // connect starts attempts until one succeeds; it fails only when ctx ends.
@@ -317,15 +320,17 @@ func (e *Edge) connect(ctx context.Context) (*dialed, error) {
 			timer.Stop()
 			return nil, ctx.Err()
 		case <-timer.C:
-			interval := e.conf.Timing.Reconnect
-			t.next = time.Now().Add(interval*9/10 + time.Duration(rand.Int64N(int64(interval/5)+1)))
+			// Whoever refused is not asked by several attempts at a time.
+			interval := max(e.conf.Timing.Reconnect, t.backoff)
+			began := time.Now()
+			t.next = began.Add(interval*9/10 + time.Duration(rand.Int64N(int64(interval/5)+1)))
 			running++
 			e.mu.Lock()
 			e.status.Attempts++
 			e.mu.Unlock()
 			go func() {
 				d, err := e.dial(actx, t)
-				results <- attempt{d, t, err}
+				results <- attempt{d, t, began, err}
 			}()
 		case a := <-results:
 			timer.Stop()
@@ -336,12 +341,18 @@ func (e *Edge) connect(ctx context.Context) (*dialed, error) {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			e.attemptFailed(a.t, a.err)
+			e.attemptFailed(a.t, a.began, a.err)
 		}
 	}
 }
 
-func (e *Edge) attemptFailed(t *target, err error) {
+func (e *Edge) attemptFailed(t *target, began time.Time, err error) {
+	refused := func() {
+		// Of attempts that were under way together, one counts.
+		if began.After(t.refusedAt) {
+			t.refused(time.Now(), &e.conf.Timing, 0)
+		}
+	}
 	var (
 		cert *CertError
 		tr   *quic.TransportError
@@ -350,25 +361,19 @@ func (e *Edge) attemptFailed(t *target, err error) {
 	switch {
 	case errors.As(err, &cert):
 		err = cert
-		t.refusedOnce(&e.conf.Timing)
+		refused()
 	case errors.As(err, &tr):
 		err = fmt.Errorf("%s refused the connection: %w; check that a petiole hub of a matching version listens there", t.url, err)
-		t.refusedOnce(&e.conf.Timing)
+		refused()
 	case errors.As(err, &ht), errors.Is(err, context.DeadlineExceeded):
+		if t.backoff > 0 { // it is down now: be there when it comes back
+			t.backoff, t.next = 0, time.Now()
+		}
 		err = fmt.Errorf("no answer from %s within %v; check that the hub runs and that UDP gets through to it", t.url, e.conf.Timing.Attempt)
 	default:
 		err = fmt.Errorf("connect to %s: %w", t.url, err)
 	}
 	e.fail("hub cannot be reached", t.url, err)
-}
-
-// refusedOnce counts a refusal, but not one more for each of several attempts
-// that were under way together.
-func (t *target) refusedOnce(c *Timing) {
-	now := time.Now()
-	if t.backoff == 0 || now.After(t.next.Add(-t.backoff/2)) {
-		t.refused(now, c, 0)
-	}
 }
 
 // Receive windows at the edge, which receives control frames only.

@@ -276,7 +276,7 @@ func (h *Hub) serve(conn *quic.Conn) {
 		return
 	}
 	leave()
-	c.out = newOutbox(ctl)
+	c.out = newOutbox(ctl, c.cancel)
 	c.out.add(welcome.Append)
 	ctl.SetPriority(0, true)
 

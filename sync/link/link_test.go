@@ -80,7 +80,7 @@ func TestGapsAreTold(t *testing.T) {
 func TestLargeMessages(t *testing.T) {
 	r := newRig(t)
 	var sums [][32]byte
-	for i := range 4 {
+	for i := range 2 {
 		d := bytes.Repeat([]byte{byte(i), 1, 2, 3, 5, 7, 11}, 8<<20/7)
 		for j := 0; j < len(d); j += 97 {
 			d[j] = byte(j * (i + 3)) // not too easy to compress
@@ -89,8 +89,8 @@ func TestLargeMessages(t *testing.T) {
 		r.stream.add([]byte("small"), d)
 	}
 	r.edge(t, r.url(), nil)
-	r.sink.waitCount(t, "PLANT", 8)
-	inOrder(t, r.sink.seqs("PLANT"), 1, 8)
+	r.sink.waitCount(t, "PLANT", 4)
+	inOrder(t, r.sink.seqs("PLANT"), 1, 4)
 	for i, s := range sums {
 		if sha256.Sum256(r.sink.streams["PLANT"].msgs[2*i+1].Data) != s {
 			t.Errorf("large message %d has changed", i)
@@ -146,9 +146,10 @@ func TestBlackHole(t *testing.T) {
 	}
 	defer relay.Close()
 	relay.SetDelay(5 * time.Millisecond)
-	r.sink.delay = time.Millisecond // so that the drain is not over at once
-	e := r.edge(t, "quic://"+relay.Addr(), nil)
-	r.stream.addN(100_000, 100)
+	r.sink.delay = 5 * time.Millisecond // so that the drain is not over at once
+	e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) { o.Config.Window = 200_000 })
+	const total = 40_000
+	r.stream.addN(total, 100)
 	r.sink.waitCount(t, "PLANT", 5000)
 	relay.SetBlackhole(true)
 	start := time.Now()
@@ -157,18 +158,18 @@ func TestBlackHole(t *testing.T) {
 		t.Errorf("outage detected after %v only", d)
 	}
 	before := r.sink.count("PLANT")
-	if before == 100_000 {
+	if before == total {
 		t.Fatal("the drain was over before the outage")
 	}
 	time.Sleep(time.Second)
 	relay.SetBlackhole(false)
 	start = time.Now()
 	r.sink.waitCount(t, "PLANT", before+1)
-	if d := time.Since(start); d > time.Second {
+	if d := time.Since(start); d > time.Second && !raceEnabled {
 		t.Errorf("resumed %v after packets flowed again", d)
 	}
-	r.sink.waitCount(t, "PLANT", 100_000)
-	inOrder(t, r.sink.seqs("PLANT"), 1, 100_000)
+	r.sink.waitCount(t, "PLANT", total)
+	inOrder(t, r.sink.seqs("PLANT"), 1, total)
 }
 
 // From the hub's first answer to the first message stored: two round trips
@@ -307,6 +308,7 @@ func TestRefusals(t *testing.T) {
 		{"foreign stream", func(o *EdgeOptions) { o.Config.Exports[0].To = "SECRET" }, "may not write stream SECRET"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // mostly waiting
 			r := newRig(t)
 			r.stream.addN(1, 1)
 			var log lines
@@ -413,6 +415,7 @@ func TestWrongCertificate(t *testing.T) {
 		{"system", ClientTLS{}, []string{r.hub.Fingerprint(), "system's roots", "pinned"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // mostly waiting
 			var log lines
 			e := r.edge(t, r.url(), func(o *EdgeOptions) { o.Config.TLS = c.tls; o.Log = log.logger() })
 			until(t, "failed", func() bool { return e.Status().LastError != "" })
@@ -421,8 +424,9 @@ func TestWrongCertificate(t *testing.T) {
 					t.Errorf("error %q does not tell %q", got, w)
 				}
 			}
+			n := e.Status().Attempts
 			time.Sleep(4 * quick.RetryMin)
-			if n := e.Status().Attempts; n > 6 {
+			if n = e.Status().Attempts - n; n > 6 {
 				t.Errorf("%d attempts in %v", n, 4*quick.RetryMin)
 			}
 			if n := log.count("not trusted"); n != 1 {
@@ -431,6 +435,7 @@ func TestWrongCertificate(t *testing.T) {
 		})
 	}
 	t.Run("right ca", func(t *testing.T) {
+		t.Parallel()
 		r.stream.addN(1, 1)
 		r.edge(t, r.url(), func(o *EdgeOptions) {
 			o.Config.TLS = ClientTLS{CAFile: filepath.Join(r.hubDir, HubCertFile)}

@@ -108,7 +108,7 @@ func (s *session) start() error {
 	if err != nil {
 		return err
 	}
-	s.out = newOutbox(ctl)
+	s.out = newOutbox(ctl, s.cancel)
 	s.out.add(h.Append)
 	s.lastPong.Store(time.Now().UnixNano())
 	for _, x := range s.e.exports {

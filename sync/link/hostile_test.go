@@ -1,0 +1,323 @@
+package link
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	mrand "math/rand/v2"
+	"net"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"petiole/sync/frame"
+)
+
+// hostile is an edge that says what it likes.
+type hostile struct {
+	t    *testing.T
+	conn *quic.Conn
+	ctl  *quic.Stream
+	r    *frame.Reader
+}
+
+func (r *rig) dialRaw(t *testing.T) *hostile {
+	t.Helper()
+	tc, err := clientTLS(&ClientTLS{Pinned: r.hub.Fingerprint()}, r.url(), "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	conn, err := quic.DialAddr(ctx, r.hub.Addr().String(), tc, &quic.Config{MaxIdleTimeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.CloseWithError(0, "") })
+	ctl, err := conn.OpenStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &hostile{t: t, conn: conn, ctl: ctl, r: frame.NewReader(ctl, 0)}
+}
+
+// hello authenticates and offers a stream.
+func (h *hostile) hello(r *rig) {
+	h.t.Helper()
+	cred, err := loadCredentials(r.device, Auth{User: "edge", Password: password})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	secret, err := tlsSecret(h.conn)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	hello, err := cred.hello(frame.Hello{MinVersion: 1, MaxVersion: 1, Features: frame.FeatureS2}, secret)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.ctl.Write(hello.Append(nil))
+	h.offer(1)
+}
+
+func (h *hostile) offer(id uint32) {
+	h.t.Helper()
+	o := frame.Offer{ID: id, Stream: "S", To: "PLANT", UID: frame.UID{3}, Incarnation: 1, Base: 1}
+	h.ctl.Write(o.Append(nil))
+	for {
+		typ, _, err := h.r.Next(nil)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		if typ == frame.TypeAccept {
+			return
+		}
+	}
+}
+
+// export opens the export stream and writes to it, in the background.
+func (h *hostile) export(wire ...[]byte) {
+	h.t.Helper()
+	s, err := h.conn.OpenUniStream()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	go func() {
+		s.Write(frame.AppendOpen(nil, 1))
+		for _, w := range wire {
+			s.Write(w)
+		}
+	}()
+}
+
+// closed waits for the connection's end and returns the hub's code.
+func (h *hostile) closed() frame.Code {
+	h.t.Helper()
+	select {
+	case <-h.conn.Context().Done():
+	case <-time.After(8 * time.Second):
+		h.t.Fatal("the hub keeps the connection")
+	}
+	var app *quic.ApplicationError
+	if err := context.Cause(h.conn.Context()); !errors.As(err, &app) || !app.Remote {
+		h.t.Fatalf("closed by %v", err)
+	}
+	return frame.Code(app.ErrorCode)
+}
+
+// raw makes a frame with a correct checksum, whatever it says.
+func raw(n uint32, typ frame.Type, flags byte, payload []byte) []byte {
+	b := binary.BigEndian.AppendUint32(nil, n)
+	b = append(b, byte(typ), flags)
+	t := crc32.MakeTable(crc32.Castagnoli)
+	b = binary.BigEndian.AppendUint32(b, crc32.Update(crc32.Checksum(b, t), t, payload))
+	return append(b, payload...)
+}
+
+func goodBatch(first uint64) []byte {
+	var b frame.Builder
+	b.Reset(1, 1, 1, first, frame.Seed(frame.UID{3}, 1, 1))
+	b.Msg(1, "s", nil, []byte("data"))
+	return b.AppendFrames(nil, false)
+}
+
+func TestHostileEdges(t *testing.T) {
+	r := newRig(t)
+	r.hub.conf.MaxMessage = 1 << 20
+	badCRC := goodBatch(1)
+	badCRC[len(badCRC)-1] ^= 1
+	var wrongChain frame.Builder
+	wrongChain.Reset(1, 1, 1, 1, frame.Chain{})
+	wrongChain.Msg(1, "s", nil, []byte("data"))
+	chain := wrongChain.AppendFrames(nil, false)
+	_, content, _ := frame.NewReader(bytes.NewReader(chain), 0).Next(nil)
+	content[len(content)-1] ^= 1
+	lied := frame.Append(nil, frame.TypeBatch, content, false)
+	piece := make([]byte, frame.MaxPayload)
+	endless := [][]byte{raw(uint32(len(piece)), frame.TypeBatch, frame.FlagMore, piece)}
+	for range 40 {
+		endless = append(endless, raw(uint32(len(piece)), frame.TypeContinue, frame.FlagMore, piece))
+	}
+	huge := raw(1<<31, frame.TypeBatch, 0, nil)
+
+	for _, c := range []struct {
+		name string
+		do   func(h *hostile)
+		want frame.Code
+	}{
+		{"garbage instead of a hello", func(h *hostile) { h.ctl.Write(bytes.Repeat([]byte("GET / HTTP/1.1\r\n"), 50)) }, frame.CodeTooLarge},
+		{"batch instead of a hello", func(h *hostile) { h.ctl.Write(goodBatch(1)) }, frame.CodeProtocol},
+		{"hello of garbage", func(h *hostile) { h.ctl.Write(raw(4, frame.TypeHello, 0, []byte("abcd"))) }, frame.CodeProtocol},
+		{"hello without end", func(h *hostile) { h.ctl.Write(bytes.Join(endless[:2], nil)) }, frame.CodeTooLarge},
+		{"forged device", func(h *hostile) {
+			pub, _ := r.device.PublicKey()
+			hello := frame.Hello{MaxVersion: 1, EdgeID: pub, Auth: frame.AuthPassword, User: "edge", Password: password, DeviceSig: make([]byte, 64)}
+			h.ctl.Write(hello.Append(nil))
+		}, frame.CodeAuth},
+		{"other version", func(h *hostile) {
+			hello := frame.Hello{MinVersion: 7, MaxVersion: 9}
+			h.ctl.Write(hello.Append(nil))
+		}, frame.CodeVersion},
+		{"batch on the control stream", func(h *hostile) { h.hello(r); h.ctl.Write(goodBatch(1)) }, frame.CodeProtocol},
+		{"offer that goes back", func(h *hostile) {
+			h.hello(r)
+			h.ctl.Write((&frame.Offer{ID: 1, To: "PLANT"}).Append(nil))
+		}, frame.CodeProtocol},
+		{"wrong checksum", func(h *hostile) { h.hello(r); h.export(badCRC) }, frame.CodeProtocol},
+		{"wrong chain", func(h *hostile) { h.hello(r); h.export(lied) }, frame.CodeProtocol},
+		{"huge length", func(h *hostile) { h.hello(r); h.export(huge) }, frame.CodeTooLarge},
+		{"fragments without end", func(h *hostile) { h.hello(r); h.export(endless...) }, frame.CodeTooLarge},
+		{"hello on an export stream", func(h *hostile) { h.hello(r); h.export(raw(1, frame.TypeHello, 0, []byte{0})) }, frame.CodeProtocol},
+		{"opened twice", func(h *hostile) { h.hello(r); h.export(); h.export() }, frame.CodeProtocol},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := r.dialRaw(t)
+			h.t = t
+			c.do(h)
+			if got := h.closed(); got != c.want {
+				t.Errorf("closed with %v, want %v", got, c.want)
+			}
+		})
+	}
+	if n := r.sink.count("PLANT"); n != 0 {
+		t.Errorf("%d messages of hostile edges stored", n)
+	}
+	// An honest edge is served as if nothing had been.
+	r.stream.addN(10, 10)
+	r.edge(t, r.url(), nil)
+	r.sink.waitCount(t, "PLANT", 10)
+}
+
+// A batch that does not follow stops the export, not the connection.
+func TestOutOfOrderStopsExportOnly(t *testing.T) {
+	r := newRig(t)
+	h := r.dialRaw(t)
+	h.hello(r)
+	h.export(goodBatch(5))
+	for {
+		typ, content, err := h.r.Next(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if typ != frame.TypeError {
+			continue
+		}
+		fe, err := frame.DecodeError(content)
+		if err != nil || fe.Code != frame.CodeOrder || fe.Offer != 1 {
+			t.Fatalf("%+v, %v", fe, err)
+		}
+		break
+	}
+	h.offer(2) // the connection is still good
+}
+
+// Whoever takes nothing makes the hub hold no more than a bounded outbox.
+func TestPingFloodIsBounded(t *testing.T) {
+	r := newRig(t)
+	h := r.dialRaw(t)
+	h.hello(r)
+	go func() {
+		flood := bytes.Repeat(frame.AppendPing(nil, 1), 1000)
+		for h.conn.Context().Err() == nil {
+			h.ctl.Write(flood)
+		}
+	}()
+	h.closed()
+}
+
+func TestGarbageOnThePort(t *testing.T) {
+	r := newRig(t)
+	e := r.edge(t, r.url(), nil)
+	c, err := net.Dial("udp", r.hub.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var before runtime.MemStats
+	runtime.ReadMemStats(&before)
+	rnd := mrand.New(mrand.NewPCG(1, 2))
+	for range 5000 {
+		p := make([]byte, 1+rnd.IntN(1400))
+		rand.Read(p)
+		if rnd.IntN(2) == 0 { // looks like the start of a handshake
+			copy(p, []byte{0xc3, 0, 0, 0, 1, 8})
+		}
+		c.Write(p)
+	}
+	r.stream.addN(1000, 100)
+	r.sink.waitCount(t, "PLANT", 1000)
+	if st := e.Status(); st.Connects != 1 {
+		t.Errorf("edge had to connect %d times", st.Connects)
+	}
+	var after runtime.MemStats
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 64<<20 {
+		t.Errorf("heap grew by %d bytes", grown)
+	}
+}
+
+// Random kills of connections, hub and packets: nothing missing, nothing
+// twice, everything in order.
+func TestRandomKills(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rnd := mrand.New(mrand.NewPCG(seed, 0))
+	r := newRig(t)
+	addr := r.hub.Addr().String()
+	e := r.edge(t, r.url(), func(o *EdgeOptions) {
+		o.Config.Window = 200_000
+		o.Config.Exports = []Export{{Stream: "READINGS", To: "PLANT1"}, {Stream: "READINGS", To: "PLANT2"}}
+	})
+	total := 0
+	end := time.Now().Add(3 * time.Second)
+	for time.Now().Before(end) {
+		n := rnd.IntN(3000)
+		r.stream.addN(n, rnd.IntN(300))
+		total += n
+		r.sink.mu.Lock()
+		r.sink.delay = time.Duration(rnd.IntN(2000)) * time.Microsecond
+		r.sink.mu.Unlock()
+		time.Sleep(time.Duration(rnd.IntN(100)) * time.Millisecond)
+		switch rnd.IntN(5) {
+		case 0: // the hub drops the connection
+			r.hub.mu.Lock()
+			for _, c := range r.hub.edges {
+				c.cancel(io.ErrClosedPipe)
+			}
+			r.hub.mu.Unlock()
+		case 1: // the edge does
+			e.mu.Lock()
+			if e.session != nil {
+				e.session.d.conn.CloseWithError(7, "killed")
+			}
+			e.mu.Unlock()
+		case 2: // the hub restarts
+			r.hub.Close()
+			r.hub = startHub(t, r.hubDir, addr, r.sink, nil)
+		case 3: // the edge restarts
+			e.Close()
+			e = r.edge(t, "quic://"+addr, func(o *EdgeOptions) {
+				o.Config.Window = 200_000
+				o.Config.Exports = []Export{{Stream: "READINGS", To: "PLANT1"}, {Stream: "READINGS", To: "PLANT2"}}
+			})
+		}
+	}
+	r.sink.mu.Lock()
+	r.sink.delay = 0
+	r.sink.mu.Unlock()
+	for _, name := range []string{"PLANT1", "PLANT2"} {
+		r.sink.waitCount(t, name, total)
+		inOrder(t, r.sink.seqs(name), 1, uint64(total))
+	}
+	for _, x := range e.Status().Exports {
+		if x.Incarnation != 1 {
+			t.Errorf("incarnation %d though nothing was lost", x.Incarnation)
+		}
+	}
+}
