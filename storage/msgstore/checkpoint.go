@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"syscall"
 
 	"go.etcd.io/bbolt"
@@ -83,6 +84,10 @@ func empty(tx *bbolt.Tx, name []byte) error {
 
 func (im *image) writeKVs(tx *bbolt.Tx, kvs []storage.KV) error {
 	b := tx.Bucket(bucketKV)
+	// In the order of the keys for the reason given in writeSubjects; of two
+	// for the same key the later counts.
+	kvs = slices.Clone(kvs)
+	slices.SortStableFunc(kvs, func(a, b storage.KV) int { return strings.Compare(a.Key, b.Key) })
 	for _, kv := range kvs {
 		key := []byte(kv.Key)
 		var err error
@@ -139,16 +144,6 @@ func (im *image) writeMessages(tx *bbolt.Tx, f table.Frozen, st storage.State, m
 	}
 	// Sequences only rise: full leaves never have to be split again.
 	b.FillPercent = 1
-	var added []post
-	err := f.Messages(func(id uint64, m storage.Message) error {
-		added = append(added, post{id, m.Seq})
-		v := appendMessage(mem.take(messageSize(&m))[:overhead], &m)
-		key := binary.BigEndian.AppendUint64(mem.take(8), m.Seq)
-		return b.Put(key, im.msgs.finish(key, v))
-	})
-	if err != nil {
-		return nil, err
-	}
 	var key [8]byte
 	removed := slices.Clone(f.Removed())
 	slices.Sort(removed)
@@ -162,7 +157,7 @@ func (im *image) writeMessages(tx *bbolt.Tx, f table.Frozen, st storage.State, m
 		}
 	}
 	var below [][]byte
-	limit := reclaimMin + 2*len(added)
+	limit := reclaimMin + 2*f.Count()
 	c := b.Cursor()
 	for k, _ := c.First(); len(k) == 8 && binary.BigEndian.Uint64(k) < st.First && len(below) < limit; k, _ = c.Next() {
 		below = append(below, append(mem.take(8), k...))
@@ -171,6 +166,17 @@ func (im *image) writeMessages(tx *bbolt.Tx, f table.Frozen, st storage.State, m
 		if err := b.Delete(k); err != nil {
 			return nil, err
 		}
+	}
+	// Additions come last: deleting from the leaf they make long is slow.
+	added := make([]post, 0, f.Count())
+	err := f.Messages(func(id uint64, m storage.Message) error {
+		added = append(added, post{id, m.Seq})
+		v := appendMessage(mem.take(messageSize(&m))[:overhead], &m)
+		key := binary.BigEndian.AppendUint64(mem.take(8), m.Seq)
+		return b.Put(key, im.msgs.finish(key, v))
+	})
+	if err != nil {
+		return nil, err
 	}
 	return added, nil
 }
@@ -187,6 +193,15 @@ func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, added []post, mem *
 	}); err != nil {
 		return err
 	}
+	// In the order of the keys: bbolt keeps what a transaction adds to a leaf in
+	// one slice, and inserting all over a long one is quadratic. Of two of the
+	// same name the later, whose id is higher, comes last.
+	slices.SortFunc(subs, func(a, b table.Subject) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.ID, b.ID)
+	})
 	for _, s := range subs {
 		var err error
 		if s.Msgs == 0 {

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"go.etcd.io/bbolt"
 
@@ -66,8 +68,8 @@ func (p *poster) add(id, seq uint64) error {
 }
 
 func (p *poster) flush() error {
-	for id, seqs := range p.open {
-		if len(seqs) > 0 {
+	for _, id := range slices.Sorted(maps.Keys(p.open)) {
+		if seqs := p.open[id]; len(seqs) > 0 {
 			if err := p.im.putPosts(p.b, id, seqs[0], seqs, &p.mem); err != nil {
 				return err
 			}
@@ -167,8 +169,8 @@ func (s *Store) rebuild(cause error) error {
 			return err
 		}
 		b := tx.Bucket(bucketSubj)
-		for _, sub := range subs {
-			if err := im.putSubject(b, *sub, &p.mem); err != nil {
+		for _, name := range slices.Sorted(maps.Keys(subs)) {
+			if err := im.putSubject(b, *subs[name], &p.mem); err != nil {
 				return err
 			}
 		}

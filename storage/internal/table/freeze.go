@@ -60,6 +60,17 @@ func (f Frozen) Purged() bool { return f.s.purged }
 // State().First.
 func (f Frozen) Removed() []uint64 { return f.s.removed }
 
+// Count returns how many messages there are to add.
+func (f Frozen) Count() int {
+	n := 0
+	for _, r := range f.s.chunks {
+		if r.c != nil {
+			n += r.c.live
+		}
+	}
+	return n
+}
+
 // Messages calls fn for the messages to add, in order; id is the subject's.
 func (f Frozen) Messages(fn func(id uint64, m storage.Message) error) error {
 	for _, r := range f.s.chunks {
