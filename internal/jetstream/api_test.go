@@ -293,3 +293,37 @@ func TestDeliveryIntoAStream(t *testing.T) {
 		t.Errorf("A holds %+v", st)
 	}
 }
+
+func TestRepublish(t *testing.T) {
+	for _, kind := range []jetstream.StorageType{jetstream.FileStorage, jetstream.MemoryStorage} {
+		t.Run(kind.String(), func(t *testing.T) {
+			n := startNode(t, t.TempDir())
+			nc, js := n.connect()
+			createStream(t, js, jetstream.StreamConfig{
+				Name: "S", Subjects: []string{"s.*"}, Storage: kind,
+				RePublish: &jetstream.RePublish{Source: "s.*", Destination: "again.{{wildcard(1)}}"},
+			})
+			sub := must(nc.SubscribeSync("again.>"))
+			if err := nc.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			publishN(t, js, "s.a", 2)
+			for i := range 2 {
+				m, err := sub.NextMsg(5 * time.Second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if m.Subject != "again.a" || string(m.Data) != fmt.Sprint(i) || m.Header.Get("Nats-Sequence") != fmt.Sprint(i+1) ||
+					m.Header.Get("Nats-Last-Sequence") != fmt.Sprint(i) || m.Header.Get("Nats-Subject") != "s.a" {
+					t.Errorf("message %d: %+v", i, m)
+				}
+			}
+		})
+	}
+	n := startNode(t, t.TempDir())
+	nc, _ := n.connect()
+	a, _ := ask(t, nc, "STREAM.CREATE.S", `{"name":"S","subjects":["s.*"],"republish":{"dest":"s.>"}}`)
+	if a.Error == nil || !strings.Contains(a.Error.Description, "forms a cycle") {
+		t.Errorf("a cycle: %+v", a)
+	}
+}

@@ -19,6 +19,7 @@ import (
 	"petiole/internal/jetstream/consumer"
 	"petiole/internal/jetstream/stream"
 	"petiole/internal/subject"
+	"petiole/internal/wire"
 	"petiole/storage"
 	"petiole/storage/memstore"
 	"petiole/storage/metadb"
@@ -46,6 +47,7 @@ type Stream struct {
 
 	mu        sync.Mutex
 	m         *stream.Machine
+	republish *stream.Transform // nil if messages are not republished
 	consumers map[string]*consumerEntry
 	subs      []*broker.Subscription
 	pub       *broker.Publisher
@@ -180,6 +182,43 @@ func (s *Stream) env(k *sink) consumer.Env {
 func (s *Stream) setConfig() {
 	cfg := *s.m.Config()
 	s.cfg.Store(&cfg)
+	s.republish = nil
+	if r := cfg.RePublish; r != nil {
+		t, err := stream.NewTransform(r.Source, r.Destination)
+		if err != nil { // it was checked when it was accepted
+			s.e.log.Error("messages are not republished", "stream", s.name, "err", err)
+		}
+		s.republish = t
+	}
+}
+
+// sendAgain republishes the message that a publish stored. The caller holds the
+// lock.
+func (s *Stream) sendAgain(pub *broker.Publisher, r *stream.Result) {
+	if r.Seq == 0 || r.Duplicate {
+		return
+	}
+	m, err := s.store.Load(r.Seq)
+	if err != nil {
+		return // a limit has removed it
+	}
+	to, ok := s.republish.Apply(m.Subject)
+	if !ok {
+		return
+	}
+	kv := []string{
+		headerStream, s.name,
+		headerSubject, m.Subject,
+		headerSequence, strconv.FormatUint(m.Seq, 10),
+		headerTime, timeOf(m.Time).Format(time.RFC3339Nano),
+		headerLastSeq, strconv.FormatUint(r.Prev, 10),
+	}
+	data := m.Data
+	if s.m.Config().RePublish.HeadersOnly {
+		kv = append(kv, "Nats-Msg-Size", strconv.Itoa(len(data)))
+		data = nil
+	}
+	pub.Publish(to, "", wire.WithHeader(nil, m.Header, kv...), data)
 }
 
 // observe tells the machine to report on messages if there are consumers.
@@ -392,11 +431,14 @@ func (s *Stream) publishMemory(subject, reply, header, data []byte) {
 		s.e.fail(err)
 		return
 	}
+	if s.republish != nil {
+		s.sendAgain(s.pub, &r)
+	}
 	if len(reply) > 0 {
 		s.scratch = s.appendAck(s.scratch[:0], &r)
 		s.pub.PublishBytes(reply, nil, nil, s.scratch)
-		s.pub.Flush()
 	}
+	s.pub.Flush()
 }
 
 // appendAck appends the answer to a publish.
@@ -451,6 +493,9 @@ func (s *Stream) apply(r *wal.Record) error {
 	res, err := s.applyStream(r.Data)
 	if err != nil {
 		return err
+	}
+	if s.republish != nil && res.Kind == command.KindPublish && s.e.live {
+		s.sendAgain(s.e.acks, &res)
 	}
 	switch tag := tag.(type) {
 	case *pubReq:

@@ -9,6 +9,7 @@ import (
 	"unicode"
 
 	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/stream"
 	"petiole/internal/subject"
 )
 
@@ -96,6 +97,9 @@ func normalize(in *api.StreamConfig) (*api.StreamConfig, *api.Error) {
 	if e := checkSubjects(&cfg); e != nil {
 		return nil, e
 	}
+	if e := checkTransforms(&cfg); e != nil {
+		return nil, e
+	}
 	return &cfg, nil
 }
 
@@ -125,6 +129,11 @@ func normalizeTimes(cfg *api.StreamConfig) *api.Error {
 		return invalid("subject delete marker TTL must not be negative")
 	case cfg.SubjectDeleteMarkerTTL > 0 && cfg.SubjectDeleteMarkerTTL < time.Second:
 		return invalid("subject delete marker TTL must be at least 1 second")
+	case cfg.SubjectDeleteMarkerTTL > 0:
+		cfg.AllowMsgTTL = true
+		if !cfg.AllowRollup {
+			cfg.AllowRollup, cfg.DenyPurge = true, false
+		}
 	}
 	return nil
 }
@@ -137,13 +146,10 @@ func unsupported(cfg *api.StreamConfig) *api.Error {
 	}{
 		{cfg.Mirror != nil, "a mirror"},
 		{len(cfg.Sources) > 0, "sourcing from other streams"},
-		{cfg.SubjectTransform != nil, "a subject transform"},
-		{cfg.RePublish != nil, "republishing"},
 		{cfg.AllowMsgCounter, "a counter stream"},
 		{cfg.AllowAtomicPublish, "atomic batch publishing"},
 		{cfg.AllowBatchPublish, "batch publishing"},
 		{cfg.AllowMsgSchedules, "message scheduling"},
-		{cfg.SubjectDeleteMarkerTTL > 0, "a subject delete marker TTL"},
 	} {
 		if f.asked {
 			return api.Unsupported(f.what)
@@ -178,6 +184,36 @@ func checkSubjects(cfg *api.StreamConfig) *api.Error {
 		}
 		if subject.Overlaps(subj, "$SYS.>") && !subject.Subset(subj, "$SYS.ACCOUNT.>") {
 			return invalid("subjects that overlap with system api require no-ack to be true")
+		}
+	}
+	return nil
+}
+
+// checkTransforms checks the subject transform and republishing.
+func checkTransforms(cfg *api.StreamConfig) *api.Error {
+	if t := cfg.SubjectTransform; t != nil {
+		if t.Source != "" && !subject.Valid(t.Source) {
+			return api.ErrStreamTransformInvalidSource.With("err", "invalid subject "+t.Source)
+		}
+		if _, err := stream.NewTransform(t.Source, t.Destination); err != nil {
+			return api.ErrStreamTransformInvalidDestination.With("err", err)
+		}
+	}
+	if cfg.RePublish == nil {
+		return nil
+	}
+	r := *cfg.RePublish
+	if r.Source == "" {
+		r.Source = ">"
+	}
+	cfg.RePublish = &r
+	t, err := stream.NewTransform(r.Source, r.Destination)
+	if err != nil {
+		return invalid("stream configuration for republish with transform from '%s' to '%s' not valid", r.Source, r.Destination)
+	}
+	for _, subj := range cfg.Subjects {
+		if t.Overlaps(subj) {
+			return invalid("stream configuration for republish destination forms a cycle")
 		}
 	}
 	return nil

@@ -110,30 +110,62 @@ func (m *Machine) expire(c *command.Expire, r *Result) error {
 		return nil
 	}
 	if m.cfg.MaxAge > 0 {
-		if err := m.expireAged(c.Now-int64(m.cfg.MaxAge), r); err != nil {
+		if err := m.expireAged(c.Now, r); err != nil {
 			return err
 		}
 	}
 	for len(m.ttls.heap) > 0 && m.ttls.heap[0].at <= c.Now {
 		e := heap.Pop(&m.ttls.heap).(ttlEntry)
-		switch err := m.remove(e.seq); {
-		case err == nil:
-			r.Removed++
-		case !errors.Is(err, storage.ErrNotFound):
+		if err := m.removeExpired(e.seq, c.Now, r); err != nil && !errors.Is(err, storage.ErrNotFound) {
 			return err
 		}
 	}
 	return nil
 }
 
-// expireAged removes the messages stored at or before cutoff.
-func (m *Machine) expireAged(cutoff int64, r *Result) error {
+// removeExpired removes one message. If it was the last one of its subject and
+// the stream is configured so, a marker takes its place for a while.
+func (m *Machine) removeExpired(seq uint64, now int64, r *Result) error {
+	last := ""
+	if m.cfg.SubjectDeleteMarkerTTL > 0 {
+		msg, err := m.store.Load(seq)
+		if err != nil {
+			return fmt.Errorf("expiring message %d: %w", seq, err)
+		}
+		if ss, ok := m.store.Subject(msg.Subject); ok && ss.Msgs == 1 && !isMarker(msg.Header) {
+			last = msg.Subject
+		}
+	}
+	if err := m.remove(seq); err != nil {
+		return err
+	}
+	r.Removed++
+	if last == "" {
+		return nil
+	}
+	ttl := m.cfg.SubjectDeleteMarkerTTL.Truncate(time.Second)
+	marker := storage.Message{
+		Time: max(now, m.lastTime), Subject: last,
+		Header: []byte("NATS/1.0\r\n" + headerMarker + ": MaxAge\r\n" + HeaderTTL + ": " + ttl.String() + "\r\n" + HeaderRollup + ": sub\r\n\r\n"),
+	}
+	if err := m.append(&marker, ttl); err != nil {
+		return err
+	}
+	if m.lastID != "" {
+		m.lastID, m.dirtyLastID = "", true
+	}
+	return m.enforceTotals()
+}
+
+// expireAged removes the messages stored a maximum age or longer before now.
+func (m *Machine) expireAged(now int64, r *Result) error {
+	cutoff := now - int64(m.cfg.MaxAge)
 	st := m.store.State()
 	if st.Msgs == 0 || st.FirstTime > cutoff {
 		return nil
 	}
 	end := m.store.SeqAtTime(cutoff + 1)
-	if len(m.ttls.never) == 0 {
+	if len(m.ttls.never) == 0 && m.cfg.SubjectDeleteMarkerTTL <= 0 {
 		n, err := m.doPurge("", end, 0)
 		r.Removed += n
 		if err != nil {
@@ -150,10 +182,9 @@ func (m *Machine) expireAged(cutoff int64, r *Result) error {
 			return fmt.Errorf("expiring messages below %d: %w", end, err)
 		}
 		if _, never := m.ttls.never[msg.Seq]; !never {
-			if err := m.remove(msg.Seq); err != nil {
+			if err := m.removeExpired(msg.Seq, now, r); err != nil {
 				return err
 			}
-			r.Removed++
 		}
 		seq = msg.Seq + 1
 	}

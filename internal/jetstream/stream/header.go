@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"petiole/internal/jetstream/api"
+	"petiole/internal/wire"
 )
 
 // Names of headers that a publish may carry (ADR-8, ADR-9, ADR-31, ADR-43).
@@ -23,6 +24,9 @@ const (
 	HeaderBatchID         = "Nats-Batch-Id"
 	HeaderSchedule        = "Nats-Schedule"
 	HeaderStreamSource    = "Nats-Stream-Source"
+
+	headerMarker = "Nats-Marker-Reason"
+	headerKVOp   = "KV-Operation"
 )
 
 // headers is what a publish's header block asks of the stream.
@@ -139,4 +143,14 @@ func headerTTL(block []byte) time.Duration {
 		}
 	}
 	return 0
+}
+
+// isMarker reports whether a message stands for the absence of others, so that
+// no marker is due when it expires.
+func isMarker(block []byte) bool {
+	if _, ok := wire.HeaderValue(block, headerMarker); ok {
+		return true
+	}
+	op, ok := wire.HeaderValue(block, headerKVOp)
+	return ok && string(op) == "PURGE"
 }

@@ -39,6 +39,7 @@ type Result struct {
 	Seq       uint64     // Publish: sequence stored (or that of the original)
 	Duplicate bool       // Publish: already stored within the window
 	Refused   *api.Error // the command was refused; nothing changed
+	Prev      uint64     // Publish to a stream that republishes: sequence of the subject's message before
 	Removed   uint64     // DeleteMsg, Purge, Expire: messages removed
 
 	// Position and Err are the outcome of an Ingest: the position now held
@@ -77,6 +78,8 @@ type Machine struct {
 	ids  dedup
 	ttls ttls
 	obs  Observer // nil if nobody wants to know
+
+	transform *Transform // of the subjects of messages published; nil if none
 
 	// What the next checkpoint has to write.
 	dirtyConfig, dirtyLastID bool
@@ -138,6 +141,9 @@ func New(cfg api.StreamConfig, uid [16]byte, store storage.Store) (*Machine, err
 	}
 	if err := m.scanTTLs(); err != nil {
 		return nil, fmt.Errorf("reading the times to live of stream %q: %w", cfg.Name, err)
+	}
+	if err := m.setTransform(); err != nil {
+		return nil, fmt.Errorf("stream %q: %w", cfg.Name, err)
 	}
 	return m, nil
 }
@@ -213,6 +219,11 @@ func (m *Machine) publish(c *command.Publish, r *Result) error {
 		r.Refused = api.ErrStreamMessageExceedsMaximum
 		return nil
 	}
+	if m.transform != nil {
+		if mapped, ok := m.transform.Apply(c.Subject); ok {
+			c.Subject = mapped
+		}
+	}
 	now := max(c.Time, m.lastTime)
 	var h headers
 	var ttl time.Duration
@@ -231,6 +242,11 @@ func (m *Machine) publish(c *command.Publish, r *Result) error {
 	if e, err := m.admit(&msg); err != nil || e != nil {
 		r.Refused = e
 		return err
+	}
+	if cfg.RePublish != nil {
+		if ss, ok := m.store.Subject(c.Subject); ok {
+			r.Prev = ss.Last
+		}
 	}
 	if err := m.append(&msg, ttl); err != nil {
 		return err
@@ -494,6 +510,9 @@ func (m *Machine) setConfig(c *command.SetConfig) error {
 	}
 	old := m.cfg
 	m.cfg, m.dirtyConfig = cfg, true
+	if err := m.setTransform(); err != nil {
+		return err
+	}
 	if cfg.AllowMsgTTL && !old.AllowMsgTTL {
 		if err := m.scanTTLs(); err != nil {
 			return err
@@ -515,6 +534,16 @@ func (m *Machine) setConfig(c *command.SetConfig) error {
 		}
 	}
 	return m.enforceTotals()
+}
+
+// setTransform makes the configured subject transform, which was checked
+// before the configuration was accepted.
+func (m *Machine) setTransform() (err error) {
+	m.transform = nil
+	if t := m.cfg.SubjectTransform; t != nil {
+		m.transform, err = NewTransform(t.Source, t.Destination)
+	}
+	return err
 }
 
 // posKey is the key of an edge's stream, without PrefixPos.
