@@ -327,3 +327,64 @@ func TestRepublish(t *testing.T) {
 		t.Errorf("a cycle: %+v", a)
 	}
 }
+
+func TestAtomicBatch(t *testing.T) {
+	for _, kind := range []jetstream.StorageType{jetstream.FileStorage, jetstream.MemoryStorage} {
+		t.Run(kind.String(), func(t *testing.T) {
+			n := startNode(t, t.TempDir())
+			nc, _ := n.connect()
+			cfg := fmt.Sprintf(`{"name":"S","subjects":["s"],"storage":%q,"allow_atomic":true}`, strings.ToLower(kind.String()))
+			if a, raw := ask(t, nc, "STREAM.CREATE.S", cfg); a.Error != nil {
+				t.Fatalf("%s", raw)
+			}
+			send := func(id string, seq int, commit string) string {
+				m := nats.NewMsg("s")
+				m.Header.Set("Nats-Batch-Id", id)
+				m.Header.Set("Nats-Batch-Sequence", fmt.Sprint(seq))
+				if commit != "" {
+					m.Header.Set("Nats-Batch-Commit", commit)
+				}
+				r, err := nc.RequestMsg(m, 5*time.Second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(r.Data)
+			}
+			stored := func(want uint64) {
+				t.Helper()
+				if st := must2(n.e.Stream("S")).DurableState(); st.Msgs != want {
+					t.Errorf("%d messages stored, want %d", st.Msgs, want)
+				}
+			}
+			for seq := 1; seq <= 2; seq++ {
+				if got := send("one", seq, ""); got != "" {
+					t.Errorf("message %d: %s", seq, got)
+				}
+			}
+			stored(0)
+			if got := send("one", 3, "1"); got != `{"stream":"S","seq":3,"batch":"one","count":3}` {
+				t.Errorf("commit: %s", got)
+			}
+			stored(3)
+			send("two", 1, "")
+			if got := send("two", 2, "eob"); got != `{"stream":"S","seq":4,"batch":"two","count":1}` {
+				t.Errorf("end of batch: %s", got)
+			}
+			for _, tc := range []struct {
+				id, commit string
+				seq        int
+				code       string
+			}{
+				{"three", "", 2, "10176"},
+				{"three", "no", 1, "10200"},
+				{"three", "1", 1001, "10176"},
+				{strings.Repeat("x", 65), "", 1, "10179"},
+			} {
+				if got := send(tc.id, tc.seq, tc.commit); !strings.Contains(got, `"err_code":`+tc.code) {
+					t.Errorf("%+v: %s", tc, got)
+				}
+			}
+			stored(4)
+		})
+	}
+}

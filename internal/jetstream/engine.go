@@ -482,7 +482,6 @@ func (e *Engine) onCommit(records []wal.Record) {
 			touched = append(touched, s)
 		}
 	}
-	e.acks.Flush()
 	last := records[len(records)-1].LSN
 	e.lastLSN.Store(uint64(last))
 	for _, s := range touched {
@@ -491,6 +490,7 @@ func (e *Engine) onCommit(records []wal.Record) {
 		e.sinceCheck += s.runBytes
 		s.runBytes = 0
 	}
+	e.acks.Flush() // what is acknowledged is in DurableState
 	clear(touched)
 	e.touched = touched
 	if e.sinceCheck >= 1<<20 {
@@ -508,6 +508,11 @@ func (e *Engine) refuse(r *wal.Record) {
 			e.acks.PublishBytes(tag.reply, nil, nil, e.scratch)
 		}
 		tag.release()
+	case *batchReq:
+		if len(tag.reply) > 0 {
+			e.scratch = api.AppendPubErr(e.scratch[:0], "", api.ErrStreamNotFound)
+			e.acks.PublishBytes(tag.reply, nil, nil, e.scratch)
+		}
 	case *call:
 		tag.fn(callResult{err: api.ErrStreamNotFound})
 	}

@@ -71,6 +71,10 @@ type Stream struct {
 	touched  bool
 	runBytes int64
 
+	batchMu sync.Mutex
+	batches map[string]*stagedBatch // by id
+	batched int                     // octets in them
+
 	durMu   sync.Mutex
 	pending []pendingState // applied and not durable yet, oldest first
 	ingests []pendingIngest
@@ -147,6 +151,7 @@ func (e *Engine) newStream(r *streamRecord, store storage.Store) (*Stream, error
 		lost:    map[string]struct{}{},
 		wake:    make(chan struct{}, 1),
 		watch:   map[int]func(){},
+		batches: map[string]*stagedBatch{},
 	}
 	s.setConfig()
 	st := store.State()
@@ -385,6 +390,9 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 		s.answer(reply, refused)
 		return
 	}
+	if cfg.AllowAtomicPublish && len(header) > 0 && s.publishBatched(subj, reply, header, data) {
+		return
+	}
 	if s.memory {
 		s.publishMemory(subj, reply, header, data)
 		return
@@ -504,6 +512,11 @@ func (s *Stream) apply(r *wal.Record) error {
 			s.e.acks.PublishBytes(tag.reply, nil, nil, s.e.scratch)
 		}
 		tag.release()
+	case *batchReq:
+		if len(tag.reply) > 0 {
+			s.e.scratch = tag.appendAck(s.e.scratch[:0], s, &res)
+			s.e.acks.PublishBytes(tag.reply, nil, nil, s.e.scratch)
+		}
 	case *call:
 		tag.fn(callResult{Result: res, stream: s, lsn: r.LSN})
 	}
@@ -517,10 +530,12 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 		return r, r.Fatal
 	}
 	switch r.Kind {
-	case command.KindPublish:
+	case command.KindPublish, command.KindBatch:
 		if r.Seq != 0 && !r.Duplicate && s.m.Config().Retention == api.InterestPolicy {
-			if err := s.dropUnwanted(r.Seq); err != nil {
-				return r, err
+			for seq := r.Seq - r.Before; seq <= r.Seq; seq++ {
+				if err := s.dropUnwanted(seq); err != nil {
+					return r, err
+				}
 			}
 		}
 	case command.KindSetConfig:

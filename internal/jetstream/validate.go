@@ -124,6 +124,14 @@ func normalizeTimes(cfg *api.StreamConfig) *api.Error {
 	case cfg.Duplicates < minAge:
 		return invalid("duplicates window needs to be >= 100ms")
 	}
+	if cfg.PersistMode == api.PersistAsync {
+		switch {
+		case cfg.Storage != api.FileStorage:
+			return invalid("async persist mode is only supported on file storage")
+		case cfg.AllowAtomicPublish:
+			return invalid("async persist mode is not supported with atomic batch publish")
+		}
+	}
 	switch {
 	case cfg.SubjectDeleteMarkerTTL < 0:
 		return invalid("subject delete marker TTL must not be negative")
@@ -147,7 +155,7 @@ func unsupported(cfg *api.StreamConfig) *api.Error {
 		{cfg.Mirror != nil, "a mirror"},
 		{len(cfg.Sources) > 0, "sourcing from other streams"},
 		{cfg.AllowMsgCounter, "a counter stream"},
-		{cfg.AllowAtomicPublish, "atomic batch publishing"},
+		{cfg.AllowAtomicPublish && cfg.RePublish != nil, "atomic batch publishing with republishing"},
 		{cfg.AllowBatchPublish, "batch publishing"},
 		{cfg.AllowMsgSchedules, "message scheduling"},
 	} {

@@ -26,6 +26,7 @@ const (
 	KindExpire    Kind = 5 // stream: remove what has aged
 	KindIngest    Kind = 6 // stream: append what an edge exported
 	KindAcked     Kind = 7 // stream: no consumer needs this message
+	KindBatch     Kind = 8 // stream: store several messages, or none
 
 	KindStreamCreate Kind = 32 // meta: a stream exists
 	KindStreamDelete Kind = 33 // meta: a stream is gone
@@ -147,6 +148,44 @@ func (c *Publish) Decode(b []byte) error {
 	}
 	if !r.ok {
 		return malformed(KindPublish)
+	}
+	return nil
+}
+
+// Batch stores several messages, or none of them.
+type Batch struct {
+	Msgs []Publish
+}
+
+// AppendTo appends the record to dst.
+func (c *Batch) AppendTo(dst []byte) []byte {
+	dst = append(dst, byte(KindBatch))
+	dst = binary.AppendUvarint(dst, uint64(len(c.Msgs)))
+	for i := range c.Msgs {
+		dst = appendBytes(dst, c.Msgs[i].AppendTo(nil))
+	}
+	return dst
+}
+
+// Decode reads a record; headers and data alias b.
+func (c *Batch) Decode(b []byte) error {
+	r := newReader(b, KindBatch)
+	n := r.uint()
+	if !r.ok || n > uint64(len(r.b))/4 {
+		return malformed(KindBatch)
+	}
+	c.Msgs = make([]Publish, n)
+	for i := range c.Msgs {
+		rec := r.bytes()
+		if !r.ok {
+			return malformed(KindBatch)
+		}
+		if err := c.Msgs[i].Decode(rec); err != nil {
+			return err
+		}
+	}
+	if len(r.b) != 0 {
+		return malformed(KindBatch)
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ type decoder interface {
 var samples = []decoder{
 	&Publish{Time: 1700000000000000000, Subject: "orders.new", Header: []byte("NATS/1.0\r\nA: b\r\n\r\n"), Data: []byte("x")},
 	&Publish{Time: -1, Subject: "a", Data: []byte{}},
+	&Batch{Msgs: []Publish{{Time: 1, Subject: "a", Data: []byte("x")}, {Time: 2, Subject: "b", Header: []byte("h"), Data: []byte{}}}},
 	&DeleteMsg{Seq: 1 << 40},
 	&Purge{Subject: "a.*", Seq: 7, Keep: 1},
 	&SetConfig{JSON: []byte(`{"name":"S"}`)},

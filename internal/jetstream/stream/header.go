@@ -41,6 +41,7 @@ type headers struct {
 	hasLastSeq     bool
 	hasSubjSeq     bool
 	ttl            string
+	batch          bool       // says that it belongs to a batch
 	refused        *api.Error // asks for what the server does not do
 }
 
@@ -92,7 +93,7 @@ func parseHeaders(block []byte) (h headers) {
 		case HeaderSchedule:
 			h.refused = api.ErrMessageSchedulesDisabled
 		case HeaderBatchID:
-			h.refused = api.ErrAtomicPublishDisabled
+			h.batch = true
 		case HeaderStreamSource:
 			h.refused = api.ErrMessageSourceHdrNotAllowed
 		}

@@ -39,6 +39,7 @@ type Result struct {
 	Seq       uint64     // Publish: sequence stored (or that of the original)
 	Duplicate bool       // Publish: already stored within the window
 	Refused   *api.Error // the command was refused; nothing changed
+	Before    uint64     // Batch: messages stored beside the one at Seq, right before it
 	Prev      uint64     // Publish to a stream that republishes: sequence of the subject's message before
 	Removed   uint64     // DeleteMsg, Purge, Expire: messages removed
 
@@ -170,6 +171,11 @@ func (m *Machine) Apply(record []byte) Result {
 		if err = c.Decode(record); err == nil {
 			err = m.publish(&c, &r)
 		}
+	case command.KindBatch:
+		var c command.Batch
+		if err = c.Decode(record); err == nil {
+			err = m.batch(&c, &r)
+		}
 	case command.KindDeleteMsg:
 		var c command.DeleteMsg
 		if err = c.Decode(record); err == nil {
@@ -209,7 +215,61 @@ func (m *Machine) Apply(record []byte) Result {
 	return r
 }
 
+// prepared is a message that may be stored.
+type prepared struct {
+	msg storage.Message
+	h   headers
+	ttl time.Duration
+}
+
+// staged is what the messages of a batch before the one at hand would change.
+type staged struct {
+	subjects map[string]stagedSubject
+	ids      map[string]struct{}
+	msgs     uint64
+	bytes    uint64
+}
+
+type stagedSubject struct{ last, msgs uint64 }
+
 func (m *Machine) publish(c *command.Publish, r *Result) error {
+	var p prepared
+	if err := m.prepare(&p, c, nil, r); err != nil || r.Refused != nil || r.Duplicate {
+		return err
+	}
+	return m.put(&p, r)
+}
+
+// batch stores several messages, if each may be stored after those before it.
+func (m *Machine) batch(c *command.Batch, r *Result) error {
+	b := &staged{subjects: map[string]stagedSubject{}, ids: map[string]struct{}{}}
+	list := make([]prepared, len(c.Msgs))
+	for i := range c.Msgs {
+		p := &list[i]
+		if err := m.prepare(p, &c.Msgs[i], b, r); err != nil || r.Refused != nil {
+			return err
+		}
+		b.msgs++
+		b.bytes += p.msg.Size()
+		b.subjects[p.msg.Subject] = stagedSubject{m.store.State().Last + b.msgs, b.subjects[p.msg.Subject].msgs + 1}
+		if p.h.msgID != "" {
+			b.ids[p.h.msgID] = struct{}{}
+		}
+	}
+	for i := range list {
+		if err := m.put(&list[i], r); err != nil {
+			return err
+		}
+	}
+	if len(list) > 0 {
+		r.Before = uint64(len(list)) - 1
+	}
+	return nil
+}
+
+// prepare decides whether a message may be stored; if not, it says so in r. b
+// is nil unless the message belongs to a batch.
+func (m *Machine) prepare(p *prepared, c *command.Publish, b *staged, r *Result) error {
 	cfg := &m.cfg
 	if cfg.Sealed {
 		r.Refused = api.ErrStreamSealed
@@ -224,113 +284,132 @@ func (m *Machine) publish(c *command.Publish, r *Result) error {
 			c.Subject = mapped
 		}
 	}
-	now := max(c.Time, m.lastTime)
-	var h headers
-	var ttl time.Duration
+	p.msg = storage.Message{Time: max(c.Time, m.lastTime), Subject: c.Subject, Header: c.Header, Data: c.Data}
 	if len(c.Header) > 0 {
 		if len(c.Header) > maxHeader {
 			r.Refused = api.ErrStreamHeaderExceedsMaximum
 			return nil
 		}
-		h = parseHeaders(c.Header)
-		var err error
-		if ttl, err = m.checkHeaders(c.Subject, &h, now, r); err != nil || r.Refused != nil || r.Duplicate {
+		p.h = parseHeaders(c.Header)
+		if err := m.checkHeaders(p, b, r); err != nil || r.Refused != nil || r.Duplicate {
 			return err
 		}
 	}
-	msg := storage.Message{Time: now, Subject: c.Subject, Header: c.Header, Data: c.Data}
-	if e, err := m.admit(&msg); err != nil || e != nil {
-		r.Refused = e
-		return err
-	}
-	if cfg.RePublish != nil {
-		if ss, ok := m.store.Subject(c.Subject); ok {
+	refused, err := m.admit(&p.msg, b)
+	r.Refused = refused
+	return err
+}
+
+// put stores a message that prepare let pass, and what follows from it.
+func (m *Machine) put(p *prepared, r *Result) error {
+	subject := p.msg.Subject
+	if m.cfg.RePublish != nil {
+		if ss, ok := m.store.Subject(subject); ok {
 			r.Prev = ss.Last
 		}
 	}
-	if err := m.append(&msg, ttl); err != nil {
+	if err := m.append(&p.msg, p.ttl); err != nil {
 		return err
 	}
-	r.Seq = msg.Seq
-	if h.msgID != "" {
-		m.ids.add(h.msgID, msg.Seq, now)
+	r.Seq = p.msg.Seq
+	if p.h.msgID != "" {
+		m.ids.add(p.h.msgID, p.msg.Seq, p.msg.Time)
 	}
-	if m.lastID != h.msgID {
-		m.lastID, m.dirtyLastID = h.msgID, true
+	if m.lastID != p.h.msgID {
+		m.lastID, m.dirtyLastID = p.h.msgID, true
 	}
-	switch h.rollup {
+	switch p.h.rollup {
 	case "sub":
-		if _, err := m.doPurge(c.Subject, msg.Seq, 0); err != nil {
-			return fmt.Errorf("rolling up %q: %w", c.Subject, err)
+		if _, err := m.doPurge(subject, p.msg.Seq, 0); err != nil {
+			return fmt.Errorf("rolling up %q: %w", subject, err)
 		}
 	case "all":
-		if _, err := m.doPurge("", msg.Seq, 0); err != nil {
+		if _, err := m.doPurge("", p.msg.Seq, 0); err != nil {
 			return fmt.Errorf("rolling up: %w", err)
 		}
 	}
-	return m.enforce(c.Subject)
+	return m.enforce(subject)
 }
 
 // checkHeaders decides by the headers whether a message may be stored. The
 // order of the checks is what clients see when several would fail.
-func (m *Machine) checkHeaders(subject string, h *headers, now int64, r *Result) (ttl time.Duration, err error) {
+func (m *Machine) checkHeaders(p *prepared, b *staged, r *Result) error {
+	h := &p.h
+	if h.batch && b == nil {
+		r.Refused = api.ErrAtomicPublishDisabled
+		return nil
+	}
 	if h.refused != nil {
 		r.Refused = h.refused
-		return 0, nil
+		return nil
 	}
 	if h.expectedStream != "" && h.expectedStream != m.cfg.Name {
 		r.Refused = api.ErrStreamNotMatch
-		return 0, nil
+		return nil
 	}
 	if h.ttl != "" {
 		d, ok := parseTTL(h.ttl)
 		switch {
 		case !m.cfg.AllowMsgTTL && (d != 0 || !ok):
 			r.Refused = api.ErrMessageTTLDisabled
-			return 0, nil
+			return nil
 		case !ok:
 			r.Refused = api.ErrMessageTTLInvalid
-			return 0, nil
+			return nil
 		}
-		ttl = d
+		p.ttl = d
 	}
 	switch {
 	case h.hasSubjSeq:
+		subject := p.msg.Subject
 		if h.expectedSubj != "" {
 			subject = h.expectedSubj
 		}
-		var last uint64
-		msg, err := m.store.LoadLast(subject, 0)
-		switch {
-		case err == nil:
-			last = msg.Seq
-		case !errors.Is(err, storage.ErrNotFound):
-			return 0, fmt.Errorf("loading the last message of %q: %w", subject, err)
+		last, err := m.lastOf(subject, b)
+		if err != nil {
+			return err
 		}
 		if last != h.subjSeq {
 			r.Refused = api.ErrStreamWrongLastSequence.With("seq", last)
-			return 0, nil
+			return nil
 		}
 	case h.expectedSubj != "":
 		r.Refused = api.ErrStreamExpectedLastSeqPerSubjectInvalid
-		return 0, nil
+		return nil
 	}
 	if h.hasLastSeq {
-		if last := m.store.State().Last; last != h.lastSeq {
+		last := m.store.State().Last
+		if b != nil {
+			last += b.msgs
+		}
+		if last != h.lastSeq {
 			r.Refused = api.ErrStreamWrongLastSequence.With("seq", last)
-			return 0, nil
+			return nil
 		}
 	}
 	if h.msgID != "" && m.cfg.Duplicates > 0 {
-		m.ids.prune(now - int64(m.cfg.Duplicates))
-		if seq, ok := m.ids.lookup(h.msgID); ok {
+		m.ids.prune(p.msg.Time - int64(m.cfg.Duplicates))
+		seq, known := m.ids.lookup(h.msgID)
+		switch {
+		case b == nil && known:
 			r.Seq, r.Duplicate = seq, true
-			return 0, nil
+			return nil
+		case b != nil:
+			if _, twice := b.ids[h.msgID]; twice || known {
+				r.Refused = api.ErrAtomicPublishContainsDuplicateMessage
+				return nil
+			}
 		}
 	}
-	if h.expectedLastID != "" && h.expectedLastID != m.lastID {
-		r.Refused = api.ErrStreamWrongLastMsgID.With("id", m.lastID)
-		return 0, nil
+	if h.expectedLastID != "" {
+		switch {
+		case b != nil:
+			r.Refused = api.ErrAtomicPublishUnsupportedHeaderBatch.With("header", HeaderExpectedLastID)
+			return nil
+		case h.expectedLastID != m.lastID:
+			r.Refused = api.ErrStreamWrongLastMsgID.With("id", m.lastID)
+			return nil
+		}
 	}
 	if h.rollup != "" {
 		switch {
@@ -340,37 +419,66 @@ func (m *Machine) checkHeaders(subject string, h *headers, now int64, r *Result)
 			r.Refused = api.ErrStreamRollupFailed.With("err", fmt.Sprintf("rollup value invalid: %q", h.rollup))
 		}
 	}
-	return ttl, nil
+	return nil
+}
+
+// lastOf returns the sequence of the last message that matches a pattern; 0 if
+// there is none.
+func (m *Machine) lastOf(pattern string, b *staged) (uint64, error) {
+	var last uint64
+	if b != nil {
+		for s, st := range b.subjects {
+			if storage.MatchSubject(pattern, s) {
+				last = max(last, st.last)
+			}
+		}
+	}
+	if last > 0 {
+		return last, nil
+	}
+	msg, err := m.store.LoadLast(pattern, 0)
+	if err != nil && !errors.Is(err, storage.ErrNotFound) {
+		return 0, fmt.Errorf("loading the last message of %q: %w", pattern, err)
+	}
+	return msg.Seq, nil
 }
 
 // admit decides by the stream's limits whether a message may be stored.
-func (m *Machine) admit(msg *storage.Message) (*api.Error, error) {
+func (m *Machine) admit(msg *storage.Message, b *staged) (*api.Error, error) {
 	cfg := &m.cfg
 	if cfg.Discard != api.DiscardNew {
 		return nil, nil
+	}
+	var msgs, bytes uint64 // staged before this one
+	var own stagedSubject
+	if b != nil {
+		msgs, bytes, own = b.msgs, b.bytes, b.subjects[msg.Subject]
 	}
 	// A message that replaces one of its own subject needs no room beyond
 	// what that one leaves.
 	var freed uint64
 	full := false
 	if cfg.MaxMsgsPer > 0 {
-		if ss, ok := m.store.Subject(msg.Subject); ok && ss.Msgs >= uint64(cfg.MaxMsgsPer) {
+		ss, ok := m.store.Subject(msg.Subject)
+		if ss.Msgs+own.msgs >= uint64(cfg.MaxMsgsPer) {
 			if cfg.DiscardNewPer {
 				return api.ErrStreamStoreFailed.With("err", "maximum messages per subject exceeded"), nil
 			}
 			full = true
-			first, err := m.store.Load(ss.First)
-			if err != nil {
-				return nil, fmt.Errorf("loading the first message of %q: %w", msg.Subject, err)
+			if ok {
+				first, err := m.store.Load(ss.First)
+				if err != nil {
+					return nil, fmt.Errorf("loading the first message of %q: %w", msg.Subject, err)
+				}
+				freed = first.Size()
 			}
-			freed = first.Size()
 		}
 	}
 	st := m.store.State()
-	if cfg.MaxMsgs > 0 && st.Msgs >= uint64(cfg.MaxMsgs) && !full {
+	if cfg.MaxMsgs > 0 && st.Msgs+msgs >= uint64(cfg.MaxMsgs) && !full {
 		return api.ErrStreamStoreFailed.With("err", "maximum messages exceeded"), nil
 	}
-	if cfg.MaxBytes > 0 && st.Bytes-freed+msg.Size() > uint64(cfg.MaxBytes) {
+	if cfg.MaxBytes > 0 && st.Bytes-freed+bytes+msg.Size() > uint64(cfg.MaxBytes) {
 		return api.ErrStreamStoreFailed.With("err", "maximum bytes exceeded"), nil
 	}
 	return nil, nil

@@ -219,6 +219,47 @@ func TestPublish(t *testing.T) {
 	}
 }
 
+func TestBatch(t *testing.T) {
+	msg := func(subject string, hdr ...string) command.Publish {
+		return command.Publish{Time: 1, Subject: subject, Header: header(append(hdr, "Nats-Batch-Id", "b")...)}
+	}
+	for _, tc := range []struct {
+		name string
+		cfg  func(*api.StreamConfig)
+		msgs []command.Publish
+		code uint16
+		held []uint64
+	}{
+		{"plain", nil, []command.Publish{msg("b"), msg("b"), msg("c")}, 0, []uint64{1, 2, 3, 4}},
+		{"positions within", nil, []command.Publish{
+			msg("b", "Nats-Expected-Last-Sequence", "1"),
+			msg("b", "Nats-Expected-Last-Subject-Sequence", "2"),
+			msg("a", "Nats-Expected-Last-Subject-Sequence", "1"),
+		}, 0, []uint64{1, 2, 3, 4}},
+		{"the last one is wrong", nil, []command.Publish{msg("b"), msg("b", "Nats-Expected-Last-Subject-Sequence", "9")}, 10071, []uint64{1}},
+		{"a message id twice", nil, []command.Publish{msg("b", "Nats-Msg-Id", "i"), msg("b", "Nats-Msg-Id", "i")}, 10201, []uint64{1}},
+		{"a message id known", nil, []command.Publish{msg("b"), msg("b", "Nats-Msg-Id", "first")}, 10201, []uint64{1}},
+		{"a header that is not supported", nil, []command.Publish{msg("b", "Nats-Expected-Last-Msg-Id", "i")}, 10177, []uint64{1}},
+		{"too many", func(c *api.StreamConfig) { c.MaxMsgs, c.Discard = 2, api.DiscardNew }, []command.Publish{msg("b"), msg("c")}, 10077, []uint64{1}},
+		{"rollup", func(c *api.StreamConfig) { c.AllowRollup = true }, []command.Publish{msg("a"), msg("a", "Nats-Rollup", "sub")}, 0, []uint64{3}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			m := newMachine(t, tc.cfg)
+			apply(t, m, pub(1, "a", "", "Nats-Msg-Id", "first"))
+			r := apply(t, m, (&command.Batch{Msgs: tc.msgs}).AppendTo(nil))
+			var code uint16
+			if r.Refused != nil {
+				code = r.Refused.ErrCode
+			} else if want := uint64(1 + len(tc.msgs)); r.Seq != want || r.Before != want-2 {
+				t.Errorf("stored through %d with %d before, want %d", r.Seq, r.Before, want)
+			}
+			if got := seqs(t, m); code != tc.code || !slices.Equal(got, tc.held) {
+				t.Errorf("error %d, holds %v; want %d, %v", code, got, tc.code, tc.held)
+			}
+		})
+	}
+}
+
 func TestDeleteAndPurge(t *testing.T) {
 	fill := func(t *testing.T, tweak func(*api.StreamConfig)) *Machine {
 		m := newMachine(t, nil)
