@@ -298,15 +298,18 @@ func serve(cmd *cobra.Command, f *Flags) error {
 				log.Warn("reloading the configuration is not supported yet; restart instead", "signal", sig.String())
 			default:
 				log.Info("stopping", "signal", sig.String())
+				began := time.Now()
 				go func() {
-					// A second request does not wait for anybody.
+					// A second request does not wait for anybody. One that
+					// comes along with the first is the same request, sent
+					// twice by a shell or a supervisor.
 					for sig := range signals {
-						if sig == os.Interrupt || sig == syscall.SIGTERM {
+						if (sig == os.Interrupt || sig == syscall.SIGTERM) && time.Since(began) > time.Second {
+							log.Warn("stopped at once; what was acknowledged is on disk", "signal", sig.String())
 							os.Exit(ExitFailure)
 						}
 					}
 				}()
-				began := time.Now()
 				err := n.Stop()
 				if err == nil {
 					log.Info("stopped", "took", time.Since(began).Round(100*time.Microsecond))
