@@ -72,7 +72,8 @@ func (p *Permissions) check() error {
 	return nil
 }
 
-// required reports whether clients have to present credentials.
+// required reports whether clients have to present credentials. With a user
+// for those that have none, they still have to send CONNECT before all else.
 func (a *auth) required() bool {
 	return a.token != "" || len(a.users)+len(a.nkeys) > 0 && a.noAuth == nil
 }

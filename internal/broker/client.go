@@ -161,6 +161,7 @@ func (c *client) readLoop() error {
 			n = 0
 		}
 		if n > 0 {
+			c.activity.Store(time.Now().UnixNano())
 			in.w += n
 			r := 0
 			if in.w >= need {
@@ -230,7 +231,6 @@ func (c *client) parse(buf []byte, lim wire.Limits, ev *wire.Event) (r, need int
 			c.onConnect(ev.Arg)
 		}
 	}
-	c.activity.Store(time.Now().UnixNano())
 	if msgs > 0 {
 		c.inMsgs.Add(msgs)
 		c.inBytes.Add(octets)

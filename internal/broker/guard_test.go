@@ -93,6 +93,11 @@ func TestAuth(t *testing.T) {
 	}
 
 	open := run(t, Options{Users: []User{{Name: "ada", Password: "pw"}, {Name: "guest"}}, NoAuthUser: "guest"})
+	r = rawDial(t, open)
+	r.send("SUB > 1\r\n") // before CONNECT nobody has the permissions of guest, or none
+	r.expect("-ERR 'Authorization Violation'\r\n")
+	r.expectEOF()
+	_ = r.conn.Close()
 	dial(t, open)
 	until(t, "guest", func() bool { c := open.Conns(); return len(c) == 1 && c[0].User == "guest" })
 }

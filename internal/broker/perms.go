@@ -39,8 +39,9 @@ func (p *perms) mayPublish(subj []byte) bool {
 	if len(p.pub.Allow) > 0 && !anyMatches(p.pub.Allow, subj) {
 		return false
 	}
-	// With a permission for responses and no list, only responses are permitted.
-	if len(p.pub.Allow) == 0 && len(p.pub.Deny) == 0 && p.responses != nil {
+	// With a permission for responses and nothing listed as permitted, only
+	// responses are.
+	if len(p.pub.Allow) == 0 && p.responses != nil {
 		return false
 	}
 	return !anyMatches(p.pub.Deny, subj)

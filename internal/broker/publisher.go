@@ -372,4 +372,8 @@ func (m *Msg) Publish(subj, reply string, hdr, data []byte) { m.pub.Publish(subj
 
 // Error sends the client a protocol error ("-ERR 'text'"); the connection
 // stays. It may be called at any time.
-func (c *ClientInfo) Error(text string) { c.c.sendErr(text) }
+func (c *ClientInfo) Error(text string) {
+	if c.c != nil {
+		c.c.sendErr(text)
+	}
+}

@@ -164,7 +164,7 @@ func (s *Server) acceptLoop(ln net.Listener) {
 func (s *Server) accept(conn net.Conn) {
 	c := &client{
 		srv: s, acc: s.acc, sock: conn, conn: conn, log: s.log, start: time.Now(), echo: true, verbose: true, pedantic: true,
-		subs: make(map[string]*subscription), awaiting: s.auth.required(), tls: s.opts.TLS != nil,
+		subs: make(map[string]*subscription), awaiting: s.auth.on(), tls: s.opts.TLS != nil,
 	}
 	info := &ClientInfo{ID: s.lastID.Add(1), c: c}
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
