@@ -125,6 +125,17 @@ func ConsumerName(b []byte) ([]byte, error) {
 	return name, nil
 }
 
+// ConsumerRev returns Rev of a command that has one, 0 of others. It does not
+// check the rest of the command.
+func ConsumerRev(b []byte) uint64 {
+	if k := KindOf(b); k < KindConsumerDelivered || k >= kindConsumerEnd {
+		return 0
+	}
+	r := reader{b: b[1:], ok: true}
+	r.bytes()
+	return r.uint()
+}
+
 // done returns an error unless everything was read, and nothing more was there.
 func (r *reader) done(k Kind) error {
 	if !r.ok || len(r.b) != 0 {

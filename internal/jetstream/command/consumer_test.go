@@ -55,6 +55,9 @@ func TestConsumerCommands(t *testing.T) {
 		if want := reflect.ValueOf(c).Elem().FieldByName("Name").String(); err != nil || string(name) != want {
 			t.Errorf("name of %+v: %q, %v", c, name, err)
 		}
+		if v := reflect.ValueOf(c).Elem().FieldByName("Rev"); v.IsValid() && v.Uint() != ConsumerRev(b) || !v.IsValid() && ConsumerRev(b) != 0 {
+			t.Errorf("rev of %+v: %d", c, ConsumerRev(b))
+		}
 		got := emptyConsumerCommand(KindOf(b))
 		if err := got.Decode(b); err != nil || !reflect.DeepEqual(got, c) {
 			t.Errorf("%+v came back as %+v, %v", c, got, err)

@@ -27,6 +27,17 @@
 // A consumer keeps durable state unless its configuration asks for memory
 // storage or its stream is in memory. Deliveries of one Pump are one record.
 // Positions skipped because of filters are not recorded: they are found again.
+// Pull requests, heartbeats, windows of flow control and pins are live only.
+//
+// # What is not as in nats-server
+//
+// The answers are those of nats-server 2.15, compared in the tests of package
+// jetstream. These differ on purpose: a message's last attempt ends when its
+// wait is over, whether or not a request is there to find out; what a consumer
+// that starts with the last message of each subject has yet to send, and what
+// was refused without delay, survive a restart; with policy "all" an
+// acknowledgement counts by whichever delivery's subject it is sent. The policy
+// "flow_control" and consumers for sourcing between servers are refused.
 package consumer
 
 import (

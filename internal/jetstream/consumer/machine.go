@@ -357,6 +357,9 @@ func (m *Machine) record(kind command.Kind, seq, dseq uint64, t int64, ackReply 
 // [Machine.Update], [Machine.Deleted].) cmd is not retained. The error says
 // that cmd is malformed.
 func (m *Machine) Apply(cmd []byte) error {
+	if rev := command.ConsumerRev(cmd); rev != 0 && rev <= m.rev && !m.retain {
+		return nil // the usual case while live
+	}
 	if command.KindOf(cmd) == command.KindConsumerDelivered {
 		var c command.ConsumerDelivered
 		if err := c.Decode(cmd); err != nil {
