@@ -126,7 +126,8 @@ type Store interface {
 	// Load returns the message at seq, or ErrNotFound.
 	Load(seq uint64) (Message, error)
 	// LoadNext returns the first message at or after seq that f selects, or
-	// ErrEOF. It does not scan messages that cannot match when the number of
+	// ErrEOF. A damaged message on the way is a *CorruptError that names its
+	// sequence (here and in Load and Range): go on behind it. It does not scan messages that cannot match when the number of
 	// matching subjects is small.
 	LoadNext(f Filter, seq uint64) (Message, error)
 	// LoadLast returns the last message at or below max (0: no bound) that
@@ -148,8 +149,8 @@ type Store interface {
 	// Remove deletes the message at seq and returns its size, or ErrNotFound.
 	Remove(seq uint64) (uint64, error)
 	// Purge deletes every message with a sequence below upto (0: all) that
-	// matches pattern (all if empty), but the last keep ones of those that
-	// match; it returns how many it deleted. Sequences go on where they were.
+	// matches pattern (all if empty), but the last keep of those; it returns
+	// how many it deleted, also beside an error. Sequences go on where they were.
 	Purge(pattern string, upto, keep uint64) (uint64, error)
 
 	// Applied returns the LSN up to which the durable image (what a restart
@@ -161,6 +162,7 @@ type Store interface {
 	// reflected and kvs the keyed state changed since the last Freeze, as the
 	// content of the next checkpoint, in constant time and without I/O. At
 	// most one frozen set exists; Freeze reports false while one is pending.
+	// kvs must not change until the checkpoint is done.
 	Freeze(lsn LSN, kvs []KV) bool
 	// Checkpoint writes the frozen set to disk in one transaction and syncs
 	// it. It runs beside readers and the writer. After an error the frozen set

@@ -1,6 +1,8 @@
 package msgstore
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"testing"
 
 	"petiole/storage"
@@ -76,6 +78,28 @@ func BenchmarkCheckpoint(b *testing.B) {
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
 	b.ReportMetric(float64(used(b, s))/float64(n), "disk-B/msg")
+}
+
+// BenchmarkCheckpointSubjects checkpoints messages of a subject each, in no
+// order, as a bucket of keys has them.
+func BenchmarkCheckpointSubjects(b *testing.B) {
+	s := mustOpen(b, b.TempDir())
+	data := make([]byte, storetest.PayloadSize)
+	const batch = 50_000
+	n := 0
+	for b.Loop() {
+		b.StopTimer()
+		for range batch {
+			m := storage.Message{Subject: fmt.Sprintf("kv.bucket.%x", sha256.Sum256([]byte{byte(n), byte(n >> 8), byte(n >> 16)})), Time: int64(n + 1), Data: data}
+			if _, err := s.Append(m); err != nil {
+				b.Fatal(err)
+			}
+			n++
+		}
+		b.StartTimer()
+		checkpoint(b, s, storage.LSN(n))
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
 }
 
 func BenchmarkRange(b *testing.B) {
