@@ -339,6 +339,27 @@ func TestFullStreamIsToldAndDrainsLater(t *testing.T) {
 	check(t, h, "PLANT", 150)
 }
 
+// A stream deleted at the hub comes back with all that the edge still holds.
+func TestStreamDeletedAtTheHub(t *testing.T) {
+	dir := t.TempDir()
+	edge := startNode(t, filepath.Join(dir, "edge"))
+	h := startHub(t, filepath.Join(dir, "hub"), "127.0.0.1:0", nil)
+	js := connect(t, edge)
+	ctx := context.Background()
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READINGS", Subjects: []string{"readings.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	l := startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	publish(t, js, 1, 100)
+	until(t, "replayed", func() bool { return l.Status().Exports[0].Through == 100 })
+	if err := connect(t, h.node).DeleteStream(ctx, "PLANT"); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 101, 10)
+	until(t, "replayed again", func() bool { return last(h, "PLANT") == 110 })
+	check(t, h, "PLANT", 110)
+}
+
 // The budget keeps a fast edge from filling the hub's memory, and never blocks
 // for good.
 func TestBudget(t *testing.T) {

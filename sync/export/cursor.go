@@ -15,7 +15,7 @@ type TooLargeError struct {
 }
 
 func (e *TooLargeError) Error() string {
-	return fmt.Sprintf("message %d has %d bytes, the hub takes %d: raise max_message at the hub, or delete the message",
+	return fmt.Sprintf("message %d has %d bytes, the hub takes %d: delete it from the stream, or have the hub take larger ones",
 		e.Seq, e.Size, e.Limit)
 }
 

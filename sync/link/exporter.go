@@ -268,7 +268,11 @@ func (r *run) replay(src export.Source, d *export.Decision) (progress bool, err 
 		return false, fmt.Errorf("open export stream: %w", err)
 	}
 	x.mu.Lock()
-	win := replay.NewWindow(d.Next-1, x.e.limiter())
+	limit := x.e.limiter()
+	if w := r.s.welcome.Window; w > 0 {
+		limit = replay.Capped{Limiter: limit, Bound: int64(min(w, 1<<40))}
+	}
+	win := replay.NewWindow(d.Next-1, limit)
 	x.win, x.active = win, true
 	sentBefore := x.sent + x.gapped
 	x.mu.Unlock()
@@ -377,7 +381,7 @@ func (r *run) send(stream *quic.SendStream, win *replay.Window, in <-chan []*exp
 		for _, b := range bs {
 			it := replay.Item{
 				Rung: b.Rung, Wire: int64(len(b.Frames)), Bytes: b.Bytes, Msgs: b.Msgs,
-				Missing: b.Missing, Oldest: b.Oldest,
+				Gaps: b.Gaps, Missing: b.Missing, Oldest: b.Oldest,
 			}
 			for {
 				r.x.mu.Lock()
@@ -385,9 +389,6 @@ func (r *run) send(stream *quic.SendStream, win *replay.Window, in <-chan []*exp
 				if room {
 					it.Sent = time.Now()
 					win.Sent(it)
-					if b.Gaps > 0 {
-						r.x.gaps += b.Gaps
-					}
 				}
 				r.x.mu.Unlock()
 				if room {
@@ -417,6 +418,7 @@ func (r *run) ack(p frame.Position) {
 		err = x.win.Ack(p.Through, p.Chain, now, func(it replay.Item) {
 			x.state.Acknowledge(it.Rung)
 			x.sent += it.Msgs
+			x.gaps += it.Gaps
 			x.gapped += it.Missing
 			x.meter.Add(now, it.Msgs, uint64(it.Bytes))
 			x.through = it.Rung.Through

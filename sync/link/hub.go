@@ -363,9 +363,10 @@ func (c *edgeConn) admit() (*quic.Stream, *frame.Reader, *frame.Welcome, *frame.
 	ctl.SetReadDeadline(time.Time{})
 	hello := &c.hello
 	if hello.MaxVersion < frame.MinVersion || hello.MinVersion > frame.Version {
-		return ctl, nil, nil, &frame.Error{Code: frame.CodeVersion, Text: fmt.Sprintf(
-			"the edge speaks protocol versions %d to %d, this hub %d to %d: update the older of the two",
-			hello.MinVersion, hello.MaxVersion, frame.MinVersion, frame.Version)}
+		text := fmt.Sprintf("the edge speaks protocol versions %d to %d, this hub %d to %d: update the older of the two",
+			hello.MinVersion, hello.MaxVersion, frame.MinVersion, frame.Version)
+		h.refuse("version "+host, "edge refused", "addr", addr, "name", printable(hello.Name), "reason", text)
+		return ctl, nil, nil, &frame.Error{Code: frame.CodeVersion, Text: text}
 	}
 	secret, err := tlsSecret(c.conn)
 	if err != nil {

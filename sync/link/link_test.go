@@ -106,7 +106,7 @@ func TestTooLargeForHubIsTold(t *testing.T) {
 	e := r.edge(t, r.url(), nil)
 	r.sink.waitCount(t, "PLANT", 1)
 	until(t, "the cause in the status", func() bool {
-		return strings.Contains(e.Status().Exports[0].LastError, "raise max_message")
+		return strings.Contains(e.Status().Exports[0].LastError, "have the hub take larger ones")
 	})
 	r.stream.remove(2)
 	r.sink.waitCount(t, "PLANT", 2)

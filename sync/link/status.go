@@ -47,12 +47,12 @@ type ExportStatus struct {
 
 // HubStatus is a snapshot of a hub's side of all links.
 type HubStatus struct {
-	Addr        string    `json:"addr"`
-	Fingerprint string    `json:"fingerprint"` // "sha256:…" of the certificate
-	Refused     uint64    `json:"refused"`     // connections refused so far
-	LastError   string    `json:"last_error,omitempty"`
-	ErrorTime   time.Time `json:"last_error_time,omitzero"`
-	Edges       []EdgeConn
+	Addr        string     `json:"addr"`
+	Fingerprint string     `json:"fingerprint"` // "sha256:…" of the certificate
+	Refused     uint64     `json:"refused"`     // connections refused so far
+	LastError   string     `json:"last_error,omitempty"`
+	ErrorTime   time.Time  `json:"last_error_time,omitzero"`
+	Edges       []EdgeConn `json:"edges"`
 }
 
 // EdgeConn is one edge connected to a hub.

@@ -31,13 +31,23 @@ func (f Fixed) Limit() int64 { return int64(f) }
 // Acked does nothing.
 func (Fixed) Acked(int64, time.Duration) {}
 
+// Capped is a Limiter held below a bound, such as the peer's wish.
+type Capped struct {
+	Limiter
+	Bound int64
+}
+
+// Limit returns the smaller of both.
+func (c Capped) Limit() int64 { return min(c.Limiter.Limit(), c.Bound) }
+
 // Item is one batch under way.
 type Item struct {
 	Rung    frame.Rung // its end
 	Wire    int64      // bytes on the wire
 	Bytes   int64      // bytes of its messages
 	Msgs    uint64
-	Missing uint64 // sequences in its gaps
+	Gaps    uint64 // runs of missing sequences
+	Missing uint64 // sequences in them
 	Oldest  int64  // time of its first message, Unix ns; 0 if none
 	Sent    time.Time
 }
