@@ -116,8 +116,12 @@ func (s *Stream) watchInterest(c *consumerEntry) {
 		return
 	}
 	c.watched = subject
+	// The callback must not wait for the lock, which whoever changes the
+	// interest may be waited for with.
 	c.cancel = s.e.account.WatchInterest(subject, func(has bool) {
-		s.withConsumer(c, func(now time.Time) { c.m.InterestChanged(now, has) })
+		s.e.async.add(func() {
+			s.withConsumer(c, func(now time.Time) { c.m.InterestChanged(now, has) })
+		})
 	})
 	c.m.InterestChanged(time.Now(), s.e.account.HasInterest(subject))
 }

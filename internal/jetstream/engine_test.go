@@ -86,7 +86,7 @@ func (n *node) end(checkpoint bool) {
 
 func (n *node) connect() (*nats.Conn, jetstream.JetStream) {
 	n.t.Helper()
-	nc, err := nats.Connect(n.srv.ClientURL(), nats.ClosedHandler(func(c *nats.Conn) { n.t.Log("closed:", c.LastError()) }), nats.DisconnectErrHandler(func(c *nats.Conn, err error) { n.t.Log("disconnected:", err, c.LastError()) }))
+	nc, err := nats.Connect(n.srv.ClientURL(), nats.NoReconnect())
 	if err != nil {
 		n.t.Fatal(err)
 	}
