@@ -215,7 +215,7 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 	for i := range o.rttRuns {
 		// The outage is longer than the old connection's idle timeout, so that
 		// the first answer is one to a new connection.
-		_, stored, err := t.restart(ctx, 7*time.Second+time.Duration(rand.IntN(1000))*time.Millisecond, func() { answered.Store(0) })
+		listening, stored, err := t.restart(ctx, 7*time.Second+time.Duration(rand.IntN(1000))*time.Millisecond, func() { answered.Store(0) })
 		if err != nil {
 			return fmt.Errorf("restart %d: %w", i+1, err)
 		}
@@ -223,6 +223,8 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 		// hub sent it.
 		first := time.Unix(0, answered.Load()).Add(-relayDelay)
 		took = append(took, stored.Sub(first))
+		fmt.Printf("  the hub listens; its first answer after %v; the first message stored %v after that\n",
+			first.Sub(listening).Round(time.Millisecond), stored.Sub(first).Round(time.Millisecond))
 	}
 	if err := t.verify(ctx); err != nil {
 		return err

@@ -55,15 +55,22 @@ type Cursor struct {
 	chain       frame.Chain
 	compress    bool
 	limit       int
+	soft        int64 // bytes after which a batch ends; grows from firstBatch
 	b           frame.Builder
 }
+
+// firstBatch is how many bytes of messages the first batch after a connection
+// was made holds at most, unless one message alone is larger. The next ones
+// double until they fill a frame. A full frame exceeds what a new connection may
+// have in flight, so the hub would store nothing for a further round trip.
+const firstBatch = 8 << 10
 
 // NewCursor returns a cursor that goes on where d says, for the connection's
 // offer. Messages larger than limit bytes are refused (0: none are).
 func NewCursor(src Source, offer uint32, d *Decision, compress bool, limit int) *Cursor {
 	return &Cursor{
 		src: src, offer: offer, incarnation: d.State.Incarnation, base: d.State.Base,
-		next: d.Next, chain: d.Chain, compress: compress, limit: limit,
+		next: d.Next, chain: d.Chain, compress: compress, limit: limit, soft: firstBatch,
 	}
 }
 
@@ -91,6 +98,7 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		b.Msgs, b.Gaps, b.Missing, b.Bytes = c.b.Counts()
 		c.next, c.chain, oldest = b.Rung.Through+1, b.Rung.Chain, 0
 		c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
+		c.soft = min(2*c.soft, frame.MaxPayload)
 		room -= len(b.Frames)
 		out = append(out, b)
 	}
@@ -109,7 +117,8 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 			failed = &TooLargeError{Seq: m.Seq, Size: size, Limit: c.limit}
 			return false
 		}
-		if !c.b.Empty() && !c.b.Fits(size) {
+		_, _, _, have := c.b.Counts()
+		if !c.b.Empty() && (!c.b.Fits(size) || have+int64(size) > c.soft) {
 			emit()
 			if room <= 0 {
 				full = true

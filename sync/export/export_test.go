@@ -415,6 +415,27 @@ func TestCursorBatches(t *testing.T) {
 	}
 }
 
+// The first batch of a connection is small and the next ones double, so that
+// the hub has something to store after the first flight of packets.
+func TestCursorStartsSmall(t *testing.T) {
+	src := newFake()
+	for range 400 {
+		src.add(500)
+	}
+	d := Decision{State: State{Incarnation: 1, Base: 1}, Next: 1, Chain: frame.Seed(src.uid, 1, 1)}
+	bs, err := NewCursor(src, 3, &d, false, 0).Read(nil, 1<<20)
+	if err != nil || len(bs) < 5 {
+		t.Fatalf("%d batches, %v", len(bs), err)
+	}
+	limit := firstBatch
+	for i, b := range bs[:5] {
+		if n := len(b.Frames); n > min(limit*5/4, frame.MaxFrame) || n < limit*3/4 {
+			t.Errorf("batch %d has %d bytes, want about %d", i, n, limit)
+		}
+		limit = min(2*limit, frame.MaxFrame)
+	}
+}
+
 func TestCursorRefusesTooLarge(t *testing.T) {
 	src := newFake()
 	src.add(10)
