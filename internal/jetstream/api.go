@@ -97,7 +97,7 @@ func clusterOp(*request) (any, error) { return nil, api.ErrClusterRequired }
 func (e *Engine) onAPI(m *broker.Msg) {
 	if m.Client == nil {
 		c := cloneMsg(m)
-		e.async.add(func() { e.serveAPI(c, nil) })
+		e.async.add(msgSize(m), func() { e.serveAPI(c, nil) })
 		return
 	}
 	e.serveAPI(m, m)

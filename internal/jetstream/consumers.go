@@ -45,7 +45,9 @@ func (k *sink) Record(cmd []byte, ackReply string) {
 
 func (k *sink) Interest(subject string) bool { return k.s.e.account.HasInterest(subject) }
 
-func (k *sink) Congested(subject string) bool { return k.s.pub.Congested(subject) }
+func (k *sink) Congested(subject string) bool {
+	return k.s.e.async.full() || k.s.pub.Congested(subject)
+}
 
 func (k *sink) Advisory(subject string, a *api.ConsumerAdvisory) {
 	a.ID, a.Time = rand.Text()[:22], time.Now().UTC()
@@ -116,11 +118,14 @@ func (s *Stream) watchInterest(c *consumerEntry) {
 		return
 	}
 	c.watched = subject
-	// The callback must not wait for the lock, which whoever changes the
-	// interest may be waited for with.
-	c.cancel = s.e.account.WatchInterest(subject, func(has bool) {
-		s.e.async.add(func() {
-			s.withConsumer(c, func(now time.Time) { c.m.InterestChanged(now, has) })
+	// Whoever changes interest may hold the lock of any stream, this one's too.
+	c.cancel = s.e.account.WatchInterest(subject, func(bool) {
+		s.e.interest.add(0, func() {
+			s.withConsumer(c, func(now time.Time) {
+				if c.watched == subject {
+					c.m.InterestChanged(now, s.e.account.HasInterest(subject))
+				}
+			})
 		})
 	})
 	c.m.InterestChanged(time.Now(), s.e.account.HasInterest(subject))
@@ -347,7 +352,7 @@ func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 func (e *Engine) onAck(m *broker.Msg) {
 	if m.Client == nil {
 		c := cloneMsg(m)
-		e.async.add(func() { e.ack(c) })
+		e.async.add(msgSize(m), func() { e.ack(c) })
 		return
 	}
 	e.ack(m)
@@ -374,7 +379,7 @@ func (e *Engine) ack(m *broker.Msg) {
 func (e *Engine) onFlow(m *broker.Msg) {
 	c := cloneMsg(m)
 	if m.Client == nil {
-		e.async.add(func() { e.flow(c) })
+		e.async.add(msgSize(m), func() { e.flow(c) })
 		return
 	}
 	e.flow(c)

@@ -128,7 +128,8 @@ type Engine struct {
 	apiTotal, apiErrors atomic.Uint64
 	apiInflight         atomic.Int64
 	subs                []*broker.Subscription
-	async               asyncQueue
+	async               asyncQueue     // messages published inside
+	interest            asyncQueue     // listeners of push consumers; waits for streams' locks only
 	wg                  sync.WaitGroup // goroutines that end with the engine
 	checkpointNow       chan struct{}
 	done                chan struct{} // closed with the engine
@@ -297,6 +298,7 @@ func (e *Engine) start() error {
 	e.live = true
 	e.wg.Go(e.checkpointer)
 	e.wg.Go(e.async.run)
+	e.wg.Go(e.interest.run)
 	for _, s := range *e.streams.Load() {
 		if err := s.start(); err != nil {
 			return err
@@ -331,6 +333,7 @@ func (e *Engine) close(checkpoint bool) error {
 		s.stop()
 	}
 	e.async.close()
+	e.interest.close()
 	close(e.done)
 	var errs []error
 	if checkpoint && !e.failed.Load() {

@@ -90,20 +90,35 @@ type asyncQueue struct {
 	mu     sync.Mutex
 	cond   sync.Cond
 	once   sync.Once
-	fns    []func()
+	fns    []asyncFn
 	closed bool
+	octets atomic.Int64 // of fns, and of those taken that have not run
 }
+
+type asyncFn struct {
+	octets int
+	fn     func()
+}
+
+// asyncLimit is how many octets a queue holds before whatever can wait should.
+const asyncLimit = 16 << 20
+
+// full reports whether what is queued takes more memory than it should. The
+// queue still takes more: most of what fills it cannot wait.
+func (q *asyncQueue) full() bool { return q.octets.Load() > asyncLimit }
 
 func (q *asyncQueue) init() { q.once.Do(func() { q.cond.L = &q.mu }) }
 
-func (q *asyncQueue) add(fn func()) {
+// add queues fn, which holds on to so many octets.
+func (q *asyncQueue) add(octets int, fn func()) {
 	q.init()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return
 	}
-	q.fns = append(q.fns, fn)
+	q.fns = append(q.fns, asyncFn{octets, fn})
+	q.octets.Add(int64(octets))
 	q.cond.Signal()
 }
 
@@ -121,8 +136,10 @@ func (q *asyncQueue) run() {
 		if closed {
 			return
 		}
-		for _, fn := range fns {
-			fn()
+		for i := range fns {
+			fns[i].fn()
+			q.octets.Add(-int64(fns[i].octets))
+			fns[i] = asyncFn{} // its message is not needed any more
 		}
 	}
 }

@@ -359,13 +359,18 @@ func (s *Stream) account(bytes uint64) {
 func (s *Stream) onPublish(m *broker.Msg) {
 	if m.Client == nil { // published inside: maybe under a lock, maybe within onCommit
 		c := cloneMsg(m)
-		s.e.async.add(func() {
+		s.e.async.add(msgSize(m), func() {
 			s.publish(c.Subject, c.Reply, c.Header, c.Data)
 			s.e.prop.Kick()
 		})
 		return
 	}
 	s.publish(m.Subject, m.Reply, m.Header, m.Data)
+}
+
+// msgSize returns the octets that a message takes while it is queued.
+func msgSize(m *broker.Msg) int {
+	return len(m.Subject) + len(m.Reply) + len(m.Header) + len(m.Data) + 256
 }
 
 func cloneMsg(m *broker.Msg) *broker.Msg {
@@ -717,7 +722,7 @@ func (s *Stream) onTimer() {
 		if !next.IsZero() && !next.After(now) {
 			if _, dead := c.m.Tick(now); dead {
 				created := c.m.Created()
-				s.e.async.add(func() { _ = s.e.removeConsumer(s, name, created) })
+				s.e.async.add(0, func() { _ = s.e.removeConsumer(s, name, created) })
 			} else if c.m.Pump(now) {
 				s.wakePump()
 			}
@@ -919,7 +924,7 @@ func (s *Stream) changes() (kvs []storage.KV, undo func()) {
 		}
 	}
 	for name := range s.lost {
-		if _, again := s.consumers[name]; !again {
+		if c, again := s.consumers[name]; !again || !c.m.Durable() {
 			kvs = append(kvs, storage.KV{Key: prefixConsumer + name})
 		}
 	}
@@ -960,8 +965,9 @@ func (s *Stream) checkpoint() error {
 		return nil
 	}
 	// The store must not be ahead of the log: after a power cut the log would
-	// give out the numbers of lost records again.
-	if err := s.e.wal.Sync(); err != nil {
+	// give out the numbers of lost records again. No waiting for onCommit here:
+	// deleting the stream waits there for ckptMu.
+	if err := s.e.wal.SyncWritten(); err != nil {
 		return err
 	}
 	if err := s.store.Checkpoint(); err != nil {

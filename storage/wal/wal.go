@@ -763,12 +763,19 @@ func (l *Log) tellDurable() {
 }
 
 // Sync returns when all that was appended before the call is durable and
-// OnCommit has run for it, whatever SyncInterval is. A checkpoint that goes
-// beyond Durable would outlive the log; call Sync before it.
+// OnCommit has run for it, whatever SyncInterval is.
 func (l *Log) Sync() error {
 	if err := l.Commit(); err != nil {
 		return err
 	}
+	return l.SyncWritten()
+}
+
+// SyncWritten returns when everything that OnCommit has been given is durable.
+// A checkpoint that goes beyond Durable would outlive the log; call SyncWritten
+// before it. Unlike Sync it waits for no call of OnCommit, so that it may be
+// called with locks held that OnCommit takes, but not those of OnDurable.
+func (l *Log) SyncWritten() error {
 	if l.o.SyncInterval == 0 {
 		return nil
 	}
