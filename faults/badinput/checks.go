@@ -308,9 +308,17 @@ func hubCertificate(_ context.Context, b *bench) error {
 }
 
 // streamNotAllowed logs in as a user who may fill other streams only.
-func streamNotAllowed(_ context.Context, b *bench) error {
-	return refusedUplink(b, "hub-stream-not-allowed", b.uplink(rig.LimitedUser, rig.LimitedPassword, b.site.Pin, "FORBIDDEN"),
-		`(?i)FORBIDDEN`, `(?i)not allowed|may not|permi`)
+func streamNotAllowed(ctx context.Context, b *bench) error {
+	config := b.uplink(rig.LimitedUser, rig.LimitedPassword, b.site.Pin, "FORBIDDEN")
+	return edgeAlone(b, "hub-stream-not-allowed", config, func(p *rig.Process, addr string) error {
+		if err := rig.WaitReady(p, addr, rig.StartTimeout); err != nil {
+			return err
+		}
+		if err := (&rig.Site{EdgeAddr: addr}).CreateStream(ctx, "OTHER", "other.>"); err != nil {
+			return err
+		}
+		return waitLog(p, `FORBIDDEN`, `(?i)not allowed|may not|permi`, rig.LimitedUser)
+	})
 }
 
 // refused runs the edge with a configuration, or arguments, that it has to
@@ -389,6 +397,17 @@ func storeUnwritable(ctx context.Context, b *bench) error {
 	if os.Geteuid() == 0 { // root may write everywhere
 		const nobody = 65534
 		as = &syscall.Credential{Uid: nobody, Gid: nobody}
+		// Another user may not enter the directory that the binary lies in.
+		program, err := os.ReadFile(b.site.Programs.Edge)
+		if err != nil {
+			return err
+		}
+		mine := *b
+		mine.site = &rig.Site{Programs: rig.Programs{Edge: filepath.Join(b.dir, "edge-for-all")}}
+		if err := os.WriteFile(mine.site.Programs.Edge, program, 0o755); err != nil {
+			return err
+		}
+		b = &mine
 	}
 	return startOn(ctx, b, dir, as, `(?i)permission denied`, `(?i)let this user|choose another`)
 }
