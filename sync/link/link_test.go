@@ -154,7 +154,7 @@ func TestBlackHole(t *testing.T) {
 	relay.SetBlackhole(true)
 	start := time.Now()
 	until(t, "outage seen", func() bool { return !e.Status().Connected })
-	if d := time.Since(start); d > quick.Idle+quick.Ping+500*time.Millisecond {
+	if d := time.Since(start); d > quick.Idle+quick.Ping+time.Second {
 		t.Errorf("outage detected after %v only", d)
 	}
 	before := r.sink.count("PLANT")
@@ -173,33 +173,43 @@ func TestBlackHole(t *testing.T) {
 }
 
 // From the hub's first answer to the first message stored: two round trips
-// are the handshake and the hello, the batch is in the third.
+// are the handshake and the hello, the batch is in the third. A busy machine
+// may spoil one measurement; a protocol with one round trip more spoils all.
 func TestResumeRoundTrips(t *testing.T) {
-	r := newRig(t)
-	relay, err := udprelay.New(r.hub.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer relay.Close()
-	const rtt = 150 * time.Millisecond
-	relay.SetDelay(rtt / 2)
-	// The relay's hook runs when an answer is passed on, half a round trip
-	// after the hub sent it.
-	first := make(chan time.Time, 1)
-	relay.OnDown(func(int) {
-		select {
-		case first <- time.Now().Add(-rtt / 2):
-		default:
+	const (
+		rtt   = 150 * time.Millisecond
+		limit = rtt*5/2 + 20*time.Millisecond
+	)
+	var took []time.Duration
+	for range 3 {
+		r := newRig(t)
+		relay, err := udprelay.New(r.hub.Addr().String())
+		if err != nil {
+			t.Fatal(err)
 		}
-	})
-	r.stream.addN(1000, 100)
-	r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) { o.Config.Timing = Timing{} })
-	r.sink.waitCount(t, "PLANT", 1)
-	d := time.Since(<-first)
-	t.Logf("first answer to first stored: %v = %.2f RTT", d, float64(d)/float64(rtt))
-	if limit := rtt*5/2 + 20*time.Millisecond; d > limit && !raceEnabled {
-		t.Errorf("took %v, limit %v", d, limit)
+		defer relay.Close()
+		relay.SetDelay(rtt / 2)
+		// The relay's hook runs when an answer is passed on, half a round trip
+		// after the hub sent it.
+		first := make(chan time.Time, 1)
+		relay.OnDown(func(int) {
+			select {
+			case first <- time.Now().Add(-rtt / 2):
+			default:
+			}
+		})
+		r.stream.addN(1000, 100)
+		e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) { o.Config.Timing = Timing{} })
+		r.sink.waitCount(t, "PLANT", 1)
+		d := time.Since(<-first)
+		took = append(took, d)
+		t.Logf("first answer to first stored: %v = %.2f RTT", d, float64(d)/float64(rtt))
+		if d <= limit {
+			return
+		}
+		e.Close()
 	}
+	t.Errorf("took %v, limit %v", took, limit)
 }
 
 func TestSeveralURLs(t *testing.T) {
@@ -312,6 +322,7 @@ func TestRefusals(t *testing.T) {
 			r := newRig(t)
 			r.stream.addN(1, 1)
 			var log lines
+			start := time.Now()
 			e := r.edge(t, r.url(), func(o *EdgeOptions) { c.mod(o); o.Log = log.logger() })
 			last := func() string {
 				st := e.Status()
@@ -319,12 +330,12 @@ func TestRefusals(t *testing.T) {
 			}
 			until(t, "the cause in the status", func() bool { return strings.Contains(last(), c.want) })
 			// Tries again, slowly, and without filling the log.
-			time.Sleep(5 * quick.RetryMin)
+			until(t, "three refusals", func() bool { return r.hub.Status().Refused >= 3 })
+			if d := time.Since(start); d < 3*quick.RetryMin {
+				t.Errorf("refused three times within %v", d)
+			}
 			if n := log.count(c.want); n != 1 {
 				t.Errorf("cause logged %d times: %v", n, log.all())
-			}
-			if n := r.hub.Status().Refused; n < 2 || n > 7 {
-				t.Errorf("refused %d times in a second", n)
 			}
 			if n := r.sink.count("PLANT") + r.sink.count("SECRET"); n != 0 {
 				t.Errorf("%d messages arrived", n)
