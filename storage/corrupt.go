@@ -1,6 +1,9 @@
 package storage
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // CorruptError says which stored message cannot be trusted, so that a reader
 // can report it and go on with the next one. errors.Is(err, ErrCorrupt) holds.
@@ -20,3 +23,28 @@ func (e *CorruptError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrCorrupt) hold.
 func (e *CorruptError) Unwrap() error { return ErrCorrupt }
+
+// Damaged returns the sequence of the message that err says is damaged; false
+// if err says something else.
+func Damaged(err error) (seq uint64, ok bool) {
+	var ce *CorruptError
+	if errors.As(err, &ce) && ce.Seq != 0 {
+		return ce.Seq, true
+	}
+	return 0, false
+}
+
+// RangeIntact is [Store.Range] that passes over damaged messages.
+func RangeIntact(s interface {
+	Range(seq uint64, fn func(Message) bool) error
+}, seq uint64, fn func(Message) bool,
+) error {
+	for {
+		err := s.Range(seq, fn)
+		bad, ok := Damaged(err)
+		if !ok || bad < seq {
+			return err
+		}
+		seq = bad + 1
+	}
+}

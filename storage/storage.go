@@ -36,6 +36,9 @@ type GroupID uint64
 // MetaGroup is the group of the machine that knows which streams exist.
 const MetaGroup GroupID = 1
 
+// MaxSubject is the length in octets of the longest subject that a Store takes.
+const MaxSubject = 32_768
+
 // Errors shared by all storage layers. They are wrapped with what was being
 // done to what; test with errors.Is.
 var (

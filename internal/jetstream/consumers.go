@@ -50,6 +50,10 @@ func (k *sink) Congested(subject string) bool {
 }
 
 func (k *sink) Advisory(subject string, a *api.ConsumerAdvisory) {
+	if a.Reason == consumer.ReasonDamaged {
+		k.s.e.log.Error("a consumer passes over a message that is damaged on disk; delete the message to be rid of it",
+			"stream", a.Stream, "consumer", a.Consumer, "seq", a.StreamSeq)
+	}
 	a.ID, a.Time = rand.Text()[:22], time.Now().UTC()
 	if b, err := json.Marshal(a); err == nil {
 		k.s.pub.Publish(subject, "", nil, b)

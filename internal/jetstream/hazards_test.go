@@ -1,12 +1,19 @@
 package jetstream
 
 import (
+	"bytes"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/command"
 )
 
 // within fails the test if fn takes longer than anything but a deadlock does.
@@ -90,6 +97,126 @@ func TestCaptureOwnDeliveries(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// What clients send is stored or refused. It never ends the process, now or at
+// the next checkpoint or start.
+func TestOversize(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	ctx := testContext(t)
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	ids := []string{strings.Repeat("i", 40_000), strings.Repeat("i", 40_001), "short"}
+	publish := func(first uint64, dup bool) {
+		t.Helper()
+		for i, id := range ids {
+			ack, err := js.Publish(ctx, "s", nil, jetstream.WithMsgID(id))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ack.Sequence != first+uint64(i) || ack.Duplicate != dup {
+				t.Errorf("id of %d octets: %+v", len(id), ack)
+			}
+		}
+	}
+	publish(1, false)
+	publish(1, true)
+	if err := n.e.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := n.e.EnsureStream(api.StreamConfig{Name: "PLANT", Metadata: map[string]string{MetaIngest: "true"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid := [16]byte{7}
+	for _, subj := range []string{"", strings.Repeat("a", 40_000), "a b", "a..b"} {
+		in := &command.Ingest{
+			Edge: "E", UID: uid, Incarnation: 1, Base: 1, First: 1, Through: 2, PrevChain: command.Seed(uid, 1, 1),
+			Msgs: []command.IngestMsg{{Seq: 1, Subject: "good"}, {Seq: 2, Subject: subj}},
+		}
+		res := make(chan error, 1)
+		s.Ingest(in, func(_ command.Position, err error) { res <- err })
+		n.e.Kick()
+		select {
+		case err := <-res:
+			if err == nil {
+				t.Errorf("subject %.10q was taken", subj)
+			}
+		case err := <-n.fail:
+			t.Fatalf("subject %.10q: the storage failed: %v", subj, err)
+		}
+	}
+	if st := s.DurableState(); st.Last != 0 {
+		t.Errorf("a part of a refused batch was stored: %+v", st)
+	}
+	n.crash()
+	n = startNode(t, dir)
+	_, js = n.connect()
+	publish(1, true)
+}
+
+// A message damaged on disk is in nobody's way: others come and go, limits
+// and consumers work.
+func TestDamagedMessage(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	ctx := testContext(t)
+	cfg := jetstream.StreamConfig{Name: "S", Subjects: []string{"s.*"}, MaxMsgs: 4}
+	s := createStream(t, js, cfg)
+	cfg.Name, cfg.Subjects, cfg.MaxMsgs, cfg.Retention = "I", []string{"i.*"}, -1, jetstream.InterestPolicy
+	i := createStream(t, js, cfg)
+	for _, name := range []string{"C", "D"} {
+		must(s.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: name, AckPolicy: jetstream.AckExplicitPolicy}))
+		must(i.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: name, AckPolicy: jetstream.AckExplicitPolicy}))
+	}
+	for _, data := range []string{"one", "damage this message", "three"} {
+		must(js.Publish(ctx, "s.a", []byte(data)))
+		must(js.Publish(ctx, "i.a", []byte(data)))
+	}
+	n.stop()
+	files := must(filepath.Glob(filepath.Join(dir, "streams", "*", "msgs.db")))
+	if len(files) != 2 {
+		t.Fatal(files)
+	}
+	for _, f := range files {
+		b := must(os.ReadFile(f))
+		if !bytes.Contains(b, []byte("damage this")) {
+			t.Fatal("nothing to damage")
+		}
+		b = bytes.ReplaceAll(b, []byte("damage this"), []byte("DAMAGE THIS"))
+		if err := os.WriteFile(f, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n = startNode(t, dir)
+	_, js = n.connect()
+	// Consumers pass over it.
+	var got []string
+	for m := range must(must(js.Consumer(ctx, "S", "C")).Fetch(2)).Messages() {
+		got = append(got, string(m.Data()))
+	}
+	if fmt.Sprint(got) != "[one three]" {
+		t.Errorf("delivered %q", got)
+	}
+	// A rule about the damaged message's subject asks for its sequence only.
+	must(js.Publish(ctx, "s.a", []byte("four"), jetstream.WithExpectLastSequencePerSubject(3)))
+	for k := range 4 {
+		must(js.Publish(ctx, "s.a", fmt.Append(nil, k)))
+	}
+	st := must2(n.e.Stream("S")).State()
+	if st.Msgs != 4 || st.First != 5 {
+		t.Errorf("%+v", st)
+	}
+	if err := must(js.Stream(ctx, "I")).DeleteConsumer(ctx, "C"); err != nil {
+		t.Error(err)
+	}
+	select {
+	case err := <-n.fail:
+		t.Error(err)
+	default:
+	}
 }
 
 // A consumer that was deleted does not come back in place of one of the same

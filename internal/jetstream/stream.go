@@ -605,7 +605,7 @@ func (s *Stream) sweep() error {
 		return nil
 	}
 	var seqs []uint64
-	err := s.store.Range(0, func(m storage.Message) bool {
+	err := storage.RangeIntact(s.store, 0, func(m storage.Message) bool {
 		for _, c := range s.consumers {
 			if c.m.NeedsAck(m.Seq, m.Subject) {
 				return true

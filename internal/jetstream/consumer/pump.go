@@ -42,6 +42,10 @@ func (m *Machine) Pump(now time.Time) (more bool) {
 	return false
 }
 
+// ReasonDamaged is the reason in the advisory about a message that cannot be
+// delivered because it is damaged on disk.
+const ReasonDamaged = "Message is damaged on disk"
+
 // Reasons to stop delivering.
 const (
 	stopEnd     = iota // nothing left
@@ -103,7 +107,7 @@ func (m *Machine) peek(now int64) (*storage.Message, uint64, int) {
 			continue
 		}
 		msg, err := m.env.Messages.Load(seq)
-		if errors.Is(err, storage.ErrNotFound) {
+		if m.passable(err) {
 			if p, ok := m.pend[seq]; ok {
 				m.lost(seq, p)
 			}
@@ -125,7 +129,7 @@ func (m *Machine) peek(now int64) (*storage.Message, uint64, int) {
 			m.ahead, m.aheadAt = append(m.ahead[:0], msg), 0
 			return &m.ahead[0], 1, 0
 		}
-		if !errors.Is(err, storage.ErrNotFound) {
+		if !m.passable(err) {
 			return nil, 0, stopError
 		}
 		m.npc--
@@ -151,8 +155,38 @@ func (m *Machine) peek(now int64) (*storage.Message, uint64, int) {
 	return &m.ahead[0], 1, 0
 }
 
-// fill reads the next messages from the store.
+// passable reports whether err says that a message is gone for good. One that
+// is damaged on disk is as good as gone; that is told.
+func (m *Machine) passable(err error) bool {
+	if seq, ok := storage.Damaged(err); ok {
+		m.advise(api.AdvisoryTerminated, api.AdvisoryTerminatedSubject, api.ConsumerAdvisory{
+			StreamSeq: seq, Reason: ReasonDamaged,
+		})
+		return true
+	}
+	return errors.Is(err, storage.ErrNotFound)
+}
+
+// fill reads the next messages from the store and passes over damaged ones.
 func (m *Machine) fill() error {
+	for {
+		err := m.read()
+		seq, damaged := storage.Damaged(err)
+		switch {
+		case !damaged || seq < m.sseq:
+			return err
+		case len(m.ahead) > 0:
+			return nil // those before it first
+		}
+		m.passable(err)
+		m.sseq = seq + 1
+		m.npc = max(m.npc-1, 0)
+		m.dirty = true
+	}
+}
+
+// read reads the next messages from the store.
+func (m *Machine) read() error {
 	clear(m.ahead)
 	m.ahead, m.aheadAt = m.ahead[:0], 0
 	st := m.env.Messages.State()

@@ -2,11 +2,25 @@ package stream
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"encoding/binary"
 	"slices"
 
 	"petiole/storage"
 )
+
+// maxID is the length in octets of the longest message id that is kept as it is.
+const maxID = 256
+
+// dedupID returns what stands for a message id in the window and in keys,
+// which have to be short: of a long one, its hash.
+func dedupID(id string) string {
+	if len(id) <= maxID {
+		return id
+	}
+	h := sha256.Sum256([]byte(id))
+	return "\x00" + string(h[:])
+}
 
 // ddEntry is one message id in the window.
 type ddEntry struct {

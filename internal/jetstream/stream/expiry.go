@@ -52,7 +52,7 @@ func (m *Machine) scanTTLs() error {
 	if !m.cfg.AllowMsgTTL {
 		return nil
 	}
-	return m.store.Range(0, func(msg storage.Message) bool {
+	return storage.RangeIntact(m.store, 0, func(msg storage.Message) bool {
 		if ttl := headerTTL(msg.Header); ttl != 0 {
 			m.ttls.add(msg.Seq, msg.Time, ttl)
 		}
@@ -95,6 +95,10 @@ func (m *Machine) firstAging() (storage.Message, bool) {
 	}
 	for seq := st.First; ; {
 		msg, err := m.store.LoadNext(storage.Filter{}, seq)
+		if bad, damaged := storage.Damaged(err); damaged {
+			seq = bad + 1
+			continue
+		}
 		if err != nil {
 			return storage.Message{}, false
 		}
@@ -129,7 +133,7 @@ func (m *Machine) removeExpired(seq uint64, now int64, r *Result) error {
 	last := ""
 	if m.cfg.SubjectDeleteMarkerTTL > 0 {
 		msg, err := m.store.Load(seq)
-		if err != nil {
+		if _, damaged := storage.Damaged(err); err != nil && !damaged {
 			return fmt.Errorf("expiring message %d: %w", seq, err)
 		}
 		if ss, ok := m.store.Subject(msg.Subject); ok && ss.Msgs == 1 && !isMarker(msg.Header) {
@@ -175,6 +179,10 @@ func (m *Machine) expireAged(now int64, r *Result) error {
 	}
 	for seq := st.First; ; {
 		msg, err := m.store.LoadNext(storage.Filter{}, seq)
+		if bad, damaged := storage.Damaged(err); damaged {
+			// Its time cannot be told but by those around it.
+			msg, err = storage.Message{Seq: bad}, nil
+		}
 		if errors.Is(err, storage.ErrEOF) || err == nil && msg.Seq >= end {
 			return nil
 		}

@@ -16,6 +16,7 @@ import (
 
 	"petiole/internal/jetstream/api"
 	"petiole/internal/jetstream/command"
+	"petiole/internal/subject"
 	"petiole/storage"
 )
 
@@ -284,6 +285,10 @@ func (m *Machine) prepare(p *prepared, c *command.Publish, b *staged, r *Result)
 			c.Subject = mapped
 		}
 	}
+	if c.Subject == "" || len(c.Subject) > storage.MaxSubject {
+		r.Refused = api.ErrBadRequest
+		return nil
+	}
 	p.msg = storage.Message{Time: max(c.Time, m.lastTime), Subject: c.Subject, Header: c.Header, Data: c.Data}
 	if len(c.Header) > 0 {
 		if len(c.Header) > maxHeader {
@@ -313,7 +318,7 @@ func (m *Machine) put(p *prepared, r *Result) error {
 	}
 	r.Seq = p.msg.Seq
 	if p.h.msgID != "" {
-		m.ids.add(p.h.msgID, p.msg.Seq, p.msg.Time)
+		m.ids.add(dedupID(p.h.msgID), p.msg.Seq, p.msg.Time)
 	}
 	if m.lastID != p.h.msgID {
 		m.lastID, m.dirtyLastID = p.h.msgID, true
@@ -389,7 +394,7 @@ func (m *Machine) checkHeaders(p *prepared, b *staged, r *Result) error {
 	}
 	if h.msgID != "" && m.cfg.Duplicates > 0 {
 		m.ids.prune(p.msg.Time - int64(m.cfg.Duplicates))
-		seq, known := m.ids.lookup(h.msgID)
+		seq, known := m.ids.lookup(dedupID(h.msgID))
 		switch {
 		case b == nil && known:
 			r.Seq, r.Duplicate = seq, true
@@ -437,6 +442,9 @@ func (m *Machine) lastOf(pattern string, b *staged) (uint64, error) {
 		return last, nil
 	}
 	msg, err := m.store.LoadLast(pattern, 0)
+	if seq, damaged := storage.Damaged(err); damaged {
+		return seq, nil
+	}
 	if err != nil && !errors.Is(err, storage.ErrNotFound) {
 		return 0, fmt.Errorf("loading the last message of %q: %w", pattern, err)
 	}
@@ -467,10 +475,12 @@ func (m *Machine) admit(msg *storage.Message, b *staged) (*api.Error, error) {
 			full = true
 			if ok {
 				first, err := m.store.Load(ss.First)
-				if err != nil {
+				if _, damaged := storage.Damaged(err); err != nil && !damaged {
 					return nil, fmt.Errorf("loading the first message of %q: %w", msg.Subject, err)
 				}
-				freed = first.Size()
+				if err == nil {
+					freed = first.Size()
+				}
 			}
 		}
 	}
@@ -539,9 +549,10 @@ func (m *Machine) enforceTotals() error {
 
 func (m *Machine) remove(seq uint64) error {
 	var subject string
+	var damaged bool
 	if m.obs != nil {
 		msg, err := m.store.Load(seq)
-		if err != nil {
+		if _, damaged = storage.Damaged(err); err != nil && !damaged {
 			return fmt.Errorf("removing message %d: %w", seq, err)
 		}
 		subject = msg.Subject
@@ -549,7 +560,11 @@ func (m *Machine) remove(seq uint64) error {
 	if _, err := m.store.Remove(seq); err != nil {
 		return fmt.Errorf("removing message %d: %w", seq, err)
 	}
-	if m.obs != nil {
+	switch {
+	case m.obs == nil:
+	case damaged: // whose it was cannot be told
+		m.obs.Purged()
+	default:
 		m.obs.Removed(seq, subject)
 	}
 	return nil
@@ -698,6 +713,12 @@ func (m *Machine) ingest(c *command.Ingest, r *Result) error {
 	case c.First != c.Base || c.PrevChain != command.Seed(c.UID, c.Incarnation, c.Base):
 		r.Err = command.ErrOutOfOrder
 		return nil
+	}
+	for i := range c.Msgs {
+		if s := c.Msgs[i].Subject; len(s) > storage.MaxSubject || !subject.Valid(s) || subject.HasWildcard(s) {
+			r.Err = fmt.Errorf("%w: a message's subject is not valid", command.ErrMalformed)
+			return nil
+		}
 	}
 	if !covers(c) {
 		r.Err = command.ErrOutOfOrder

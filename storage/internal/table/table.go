@@ -36,10 +36,6 @@ type Meta struct {
 	Err     error  // a *storage.CorruptError: the other fields are best guesses
 }
 
-// MaxSubject is the length in octets of the longest subject that is stored; it
-// has to be a key of the image.
-const MaxSubject = 32_768
-
 // End, as the end of what a look-up covers, says that nothing lies beyond.
 const End = math.MaxUint64
 
@@ -187,8 +183,8 @@ func (t *Table) Append(m storage.Message) (uint64, error) {
 	if t.closed {
 		return 0, storage.ErrClosed
 	}
-	if len(m.Subject) == 0 || len(m.Subject) > MaxSubject {
-		return 0, fmt.Errorf("store message: a subject of %d octets, allowed are 1 to %d", len(m.Subject), MaxSubject)
+	if len(m.Subject) == 0 || len(m.Subject) > storage.MaxSubject {
+		return 0, fmt.Errorf("store message: a subject of %d octets, allowed are 1 to %d", len(m.Subject), storage.MaxSubject)
 	}
 	seq := t.last + 1
 	if m.Seq > seq {
