@@ -21,6 +21,9 @@ import (
 // nats-server version whose fields are all known here, if only to be refused.
 const apiLevel = 5
 
+// maxInflight bounds the requests served at a time that wait for the log.
+const maxInflight = 256
+
 const headerAPILevel = "Nats-Required-Api-Level"
 
 // request is one request of the API.
@@ -134,7 +137,10 @@ func (e *Engine) serveAPI(m, msg *broker.Msg) {
 	}
 	c := cloneMsg(m)
 	r.reply, r.header, r.data, r.msg = c.Reply, c.Header, c.Data, nil
+	// A client that asks for more at a time waits on its read loop.
+	e.apiSlots <- struct{}{}
 	go func() {
+		defer func() { <-e.apiSlots }()
 		defer e.apiInflight.Add(-1)
 		res, err := op.serve(r)
 		r.respond(op.typ, res, err)
@@ -368,6 +374,8 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 	}
 	res, err := e.propose(storage.MetaGroup, cmd.AppendTo(nil))
 	if err != nil {
+		// The log has failed or is closed: the next start decides whether the
+		// stream has come to be, and removes the directory if not.
 		return nil, false, err
 	}
 	return res.stream, true, nil

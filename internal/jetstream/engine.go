@@ -132,6 +132,7 @@ type Engine struct {
 	interest            asyncQueue     // listeners of push consumers; waits for streams' locks only
 	wg                  sync.WaitGroup // goroutines that end with the engine
 	checkpointNow       chan struct{}
+	apiSlots            chan struct{} // one element for each request that waits for the log
 	done                chan struct{} // closed with the engine
 	broken              chan struct{} // closed when the storage has failed
 	sinceCheck          int64         // octets committed since the checkpointer was woken
@@ -167,6 +168,7 @@ func Open(o Options) (_ *Engine, err error) {
 		awaitingSync:  map[*Stream]struct{}{},
 		acks:          o.Account.NewPublisher(),
 		checkpointNow: make(chan struct{}, 1),
+		apiSlots:      make(chan struct{}, maxInflight),
 		done:          make(chan struct{}),
 		broken:        make(chan struct{}),
 		nextGroup:     uint64(storage.MetaGroup) + 1,
