@@ -56,7 +56,6 @@ type attempt struct {
 	row               int
 	sum               Sum
 	acked             bool
-	late              bool // acknowledged while the ledger was closed
 	seq               uint64
 	// earlier, if set, are the attempts with the same row, one of which the
 	// server holds in place of this one, as its acknowledgement said.
@@ -72,8 +71,6 @@ type Ledger struct {
 	byRow    map[int][]*attempt
 	acked    int
 	lastAck  time.Time
-	closed   bool
-	late     int
 	grew     chan struct{}
 }
 
@@ -107,11 +104,6 @@ func (l *Ledger) Acked(id string, seq uint64, duplicate bool) {
 	if a.acked {
 		return
 	}
-	if l.closed {
-		a.late = true
-		l.late++
-		return
-	}
 	a.acked, a.seq = true, seq
 	if duplicate {
 		a.earlier = l.byRow[a.row]
@@ -128,39 +120,6 @@ func (l *Ledger) Acknowledged() (n int, last time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.acked, l.lastAck
-}
-
-// Close ends the counting of acknowledgements until Open: what is acknowledged
-// in between may be there or not. It returns how many were acknowledged, and
-// when the latest acknowledgement came.
-//
-// A rig that cuts the power in effigy closes the ledger at the moment of the
-// cut, for in truth nothing would leave the machine after it.
-func (l *Ledger) Close() (n int, last time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	return l.acked, l.lastAck
-}
-
-// Open begins to count acknowledgements again.
-func (l *Ledger) Open() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = false
-}
-
-// LateLost returns, after a check, how many publishes were acknowledged while
-// the ledger was closed, and how many of these were not there.
-func (l *Ledger) LateLost() (late, lost int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, a := range l.attempts {
-		if a.late && a.at == 0 {
-			lost++
-		}
-	}
-	return l.late, lost
 }
 
 // Sent returns how many publishes were handed to a client.

@@ -96,6 +96,46 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
+// Freeze stops the process with SIGSTOP and returns when none of its threads
+// can do anything any more: each is stopped, or waits in the kernel and stops
+// before it returns from there. What remains to be done with it is Kill.
+func (p *Process) Freeze() error {
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("freeze %s: %w", p.name, err)
+	}
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		frozen, err := p.frozen()
+		if err != nil {
+			return fmt.Errorf("freeze %s: %w", p.name, err)
+		}
+		if frozen {
+			return nil
+		}
+	}
+	return fmt.Errorf("freeze %s: its threads still run 5 s after SIGSTOP", p.name)
+}
+
+func (p *Process) frozen() (bool, error) {
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.PID()))
+	if err != nil || len(tasks) == 0 {
+		return false, errors.Join(err, errors.New("it has ended"))
+	}
+	for _, t := range tasks {
+		stat, err := os.ReadFile(t)
+		if err != nil {
+			return false, err
+		}
+		_, rest, ok := bytes.Cut(stat, []byte(") "))
+		if !ok || len(rest) == 0 {
+			return false, errors.New("unexpected /proc stat line")
+		}
+		if rest[0] != 'T' && rest[0] != 'D' {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
 // Stop asks the process to end with SIGTERM and waits at most grace before it
 // kills it. It returns an error if the process had to be killed or ended with
 // another status than 0.
