@@ -266,6 +266,11 @@ func serve(cmd *cobra.Command, f *Flags) error {
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals)...)
 	defer signal.Stop(signals)
+	// A write that a limit on file sizes refuses is a write that failed, to be
+	// reported as such.
+	if len(ignoredSignals) > 0 { // without any, Ignore ignores all
+		signal.Ignore(ignoredSignals...)
+	}
 
 	n, err := Start(f.program, cfg, log)
 	if err != nil {
@@ -275,6 +280,12 @@ func serve(cmd *cobra.Command, f *Flags) error {
 		return err
 	}
 	n.announce()
+	return n.run(signals, reopen)
+}
+
+// run waits for what ends the program, and returns why, with an exit code.
+func (n *Node) run(signals <-chan os.Signal, reopen func() error) error {
+	log, cfg := n.Log, n.Config
 	for {
 		select {
 		case err := <-n.Failed():

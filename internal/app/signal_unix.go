@@ -9,6 +9,7 @@ import (
 
 // Signals beyond those that stop the program.
 var (
-	reopenSignals = []os.Signal{syscall.SIGUSR1}
-	reloadSignals = []os.Signal{syscall.SIGHUP}
+	reopenSignals  = []os.Signal{syscall.SIGUSR1}
+	reloadSignals  = []os.Signal{syscall.SIGHUP}
+	ignoredSignals = []os.Signal{syscall.SIGXFSZ}
 )

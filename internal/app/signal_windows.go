@@ -2,8 +2,9 @@ package app
 
 import "os"
 
-// Windows has neither signal.
+// Windows has none of these signals.
 var (
-	reopenSignals []os.Signal
-	reloadSignals []os.Signal
+	reopenSignals  []os.Signal
+	reloadSignals  []os.Signal
+	ignoredSignals []os.Signal
 )
