@@ -104,7 +104,7 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 	}
 	var failed error
 	full := false
-	err := c.src.Range(c.next, func(m storage.Message) bool {
+	take := func(m storage.Message) bool {
 		if m.Seq > st.Last {
 			return false
 		}
@@ -131,7 +131,18 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 			oldest = m.Time
 		}
 		return true
-	})
+	}
+	err := c.src.Range(c.next, take)
+	for failed == nil && !full {
+		// One message that the disk has lost does not hold back all others.
+		seq, damaged := storage.Damaged(err)
+		if !damaged || seq <= c.b.Through() || seq > st.Last {
+			break
+		}
+		c.gap(seq-1, st.First)
+		c.b.Gap(seq, frame.GapDamaged)
+		err = c.src.Range(seq+1, take)
+	}
 	if err == nil && failed == nil && !full {
 		c.gap(st.Last, st.First)
 	}
@@ -167,6 +178,9 @@ func Chain(src Source) Recompute {
 			at = m.Seq
 			return at < through
 		})
+		if _, damaged := storage.Damaged(err); damaged {
+			err = nil // as if it were gone
+		}
 		return chain, at == through, err
 	}
 }

@@ -20,6 +20,7 @@ type fake struct {
 	first uint64
 	last  uint64
 	stamp int
+	bad   map[uint64]bool // damaged
 }
 
 func newFake() *fake {
@@ -34,6 +35,9 @@ func (f *fake) DurableState() storage.State {
 
 func (f *fake) Range(from uint64, fn func(storage.Message) bool) error {
 	for q := from; q <= f.last; q++ {
+		if f.bad[q] {
+			return fmt.Errorf("load: %w", &storage.CorruptError{Seq: q})
+		}
 		if m, ok := f.msgs[q]; ok && !fn(m) {
 			return nil
 		}
@@ -412,6 +416,48 @@ func TestCursorBatches(t *testing.T) {
 	}
 	if bs, err := c.Read(nil, 1); len(bs) != 0 || err != nil {
 		t.Errorf("at the end: %d batches, %v", len(bs), err)
+	}
+}
+
+// A message that the edge's disk has lost leaves a gap, and all others go out.
+func TestCursorPassesDamaged(t *testing.T) {
+	src := newFake()
+	for range 12 {
+		src.add(5000)
+	}
+	src.remove(3)
+	src.bad = map[uint64]bool{1: true, 4: true, 8: true, 9: true, 12: true}
+	d := Decision{State: State{Incarnation: 1, Base: 1}, Next: 1, Chain: frame.Seed(src.uid, 1, 1)}
+	c := NewCursor(src, 3, &d, false, 0)
+	var all []*Batch
+	for c.Next() <= src.last {
+		bs, err := c.Read(nil, 10_000)
+		if err != nil || len(bs) == 0 {
+			t.Fatalf("%d batches, %v", len(bs), err)
+		}
+		all = append(all, bs...)
+	}
+	var seqs []uint64
+	var gaps []frame.Gap
+	for _, b := range decode(t, all) {
+		for _, m := range b.Msgs {
+			seqs = append(seqs, m.Seq)
+		}
+		gaps = append(gaps, b.Gaps...)
+	}
+	want := []frame.Gap{
+		{First: 1, Last: 1, Reason: frame.GapDamaged},
+		{First: 3, Last: 3, Reason: frame.GapDeleted},
+		{First: 4, Last: 4, Reason: frame.GapDamaged},
+		{First: 8, Last: 8, Reason: frame.GapDamaged},
+		{First: 9, Last: 9, Reason: frame.GapDamaged},
+		{First: 12, Last: 12, Reason: frame.GapDamaged},
+	}
+	if fmt.Sprint(seqs) != "[2 5 6 7 10 11]" || !reflect.DeepEqual(gaps, want) {
+		t.Errorf("messages %v, gaps %v", seqs, gaps)
+	}
+	if _, whole, err := Chain(src)(frame.Rung{Through: 1}, 5); whole || err != nil {
+		t.Errorf("a chain over damage: %v, %v", whole, err)
 	}
 }
 

@@ -16,6 +16,8 @@ const (
 	// GapDeleted: they were deleted one by one inside the stream (consumed
 	// from a work queue, replaced as the last of a subject, deleted by hand).
 	GapDeleted GapReason = 2
+	// GapDamaged: they are damaged on the edge's disk and cannot be read.
+	GapDamaged GapReason = 3
 )
 
 func (r GapReason) String() string {
@@ -24,6 +26,8 @@ func (r GapReason) String() string {
 		return "removed"
 	case GapDeleted:
 		return "deleted"
+	case GapDamaged:
+		return "damaged"
 	}
 	return fmt.Sprintf("reason %d", uint8(r))
 }
