@@ -363,6 +363,12 @@ func (e *Engine) release() error {
 	for _, s := range *e.streams.Load() {
 		errs = append(errs, s.store.Close())
 	}
+	e.mu.Lock()
+	for _, store := range e.prepared { // of a creation that was cut short
+		errs = append(errs, store.Close())
+	}
+	clear(e.prepared)
+	e.mu.Unlock()
 	if e.meta != nil {
 		errs = append(errs, e.meta.Close())
 	}

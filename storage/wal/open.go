@@ -132,6 +132,7 @@ func (l *Log) recover() error {
 	}
 	sealed := l.segs
 	l.segs = nil
+	removed := false
 	for _, s := range sealed {
 		if s.next > s.hdr.first {
 			l.segs = append(l.segs, s)
@@ -142,8 +143,12 @@ func (l *Log) recover() error {
 		if err := fs.Remove(s.path); err != nil {
 			return err
 		}
+		removed = true
 	}
 	l.segs = append(l.segs, active)
+	if !removed {
+		return nil // createSegment has synced what it changed
+	}
 	return fs.SyncDir(l.o.Dir)
 }
 
