@@ -132,7 +132,7 @@ func (m *Machine) nak(now time.Time, ref AckRef, arg []byte, replyTo string) {
 		}
 		if err == nil {
 			// The wait began so long ago that it ends after the delay.
-			ts = t - int64(m.cfg.AckWait) + int64(d)
+			ts = t - span(m.cfg.AckWait) + span(d)
 		}
 	}
 	m.setNak(ref.Seq, ts)

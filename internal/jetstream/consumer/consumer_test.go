@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,33 @@ import (
 )
 
 var explicit = api.ConsumerConfig{Durable: "C", AckPolicy: api.AckExplicit}
+
+// TestFarAway has spans that clients use to say "never": none is over at once.
+func TestFarAway(t *testing.T) {
+	const never = math.MaxInt64
+	cfg := explicit
+	cfg.AckWait, cfg.InactiveThreshold = never, never
+	r := newRig(t, "a", "b").start(cfg)
+	r.next("x", `{"batch":2,"expires":9223372036854775807}`)
+	r.want("x:1 x:2")
+	r.next("x", `{"batch":1,"expires":9223372036854775807}`)
+	if r.pass(time.Hour) {
+		t.Error("the consumer is taken for unused")
+	}
+	r.want("")
+	r.wantSaid("")
+
+	cfg = explicit
+	far := time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC)
+	cfg.PauseUntil = &far
+	r = newRig(t, "a").start(cfg)
+	r.next("x", "1")
+	r.pass(time.Hour)
+	r.want("")
+	if !r.m.Info(r.now).Paused {
+		t.Error("not paused")
+	}
+}
 
 func TestPullExplicit(t *testing.T) {
 	r := newRig(t, "a", "b", "c", "d").start(explicit)

@@ -150,7 +150,7 @@ func (m *Machine) configure() {
 		t = defaultInactive
 		m.cfg.InactiveThreshold = t
 	}
-	if m.inactive = int64(t); t > 0 && !m.cfg.Push() {
+	if m.inactive = span(t); t > 0 && !m.cfg.Push() {
 		// Spread the removal of many consumers that were left at once.
 		h := fnv.New32a()
 		h.Write([]byte(m.name))
@@ -263,7 +263,7 @@ func (m *Machine) Start(now time.Time) {
 	m.pause(now)
 	if m.cfg.Push() {
 		m.active = m.env.Sink.Interest(m.cfg.DeliverSubject)
-		m.hbAt = now.UnixNano() + int64(m.cfg.Heartbeat)
+		m.hbAt = now.UnixNano() + span(m.cfg.Heartbeat)
 	}
 	m.pace = m.cfg.ReplayPolicy == api.ReplayOriginal
 	m.paceEnd = m.env.Messages.State().Last
@@ -301,12 +301,19 @@ func (m *Machine) schedule() {
 	}
 }
 
+// span returns d in nanoseconds; a span so long that a time plus it might not
+// be representable, as a client asks for that means "never", is shortened.
+func span(d time.Duration) int64 {
+	const century = 100 * 365 * 24 * time.Hour
+	return int64(min(d, century))
+}
+
 // ackWait returns how long the message's acknowledgement is waited for.
 func (m *Machine) ackWait(seq uint64) int64 {
 	if l := len(m.cfg.BackOff); l > 0 {
-		return int64(m.cfg.BackOff[min(m.redeliv[seq], uint64(l-1))])
+		return span(m.cfg.BackOff[min(m.redeliv[seq], uint64(l-1))])
 	}
-	return int64(m.cfg.AckWait)
+	return span(m.cfg.AckWait)
 }
 
 // rearm stores p with the due time that its ts asks for.

@@ -246,11 +246,11 @@ func (m *Machine) Next(now time.Time, reply string, req []byte) {
 	}
 	w := m.wait.alloc()
 	*w = request{
-		reply: reply, n: r.Batch, bytes: r.MaxBytes, noWait: r.NoWait, hb: int64(r.Heartbeat),
+		reply: reply, n: r.Batch, bytes: r.MaxBytes, noWait: r.NoWait, hb: span(r.Heartbeat),
 		group: r.PriorityGroup, grouped: formal,
 	}
 	if r.Expires != 0 {
-		w.expires = t + int64(r.Expires)
+		w.expires = t + span(r.Expires)
 	}
 	if w.hb > 0 {
 		w.hbAt = t + w.hb

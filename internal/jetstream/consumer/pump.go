@@ -283,7 +283,7 @@ func (m *Machine) send(now int64, msg *storage.Message, attempt uint64) (int, in
 	}
 	m.dirty = true
 	m.idle = max(m.idle, now)
-	m.hbAt = now + int64(m.cfg.Heartbeat)
+	m.hbAt = now + span(m.cfg.Heartbeat)
 	m.env.Sink.Deliver(subject, b, msg)
 	m.aheadAt++
 
@@ -412,5 +412,5 @@ func (m *Machine) InterestChanged(now time.Time, interest bool) {
 	}
 	m.active = interest
 	m.idle = now.UnixNano()
-	m.hbAt = now.UnixNano() + int64(m.cfg.Heartbeat)
+	m.hbAt = now.UnixNano() + span(m.cfg.Heartbeat)
 }

@@ -24,7 +24,7 @@ func (m *Machine) Deadline() time.Time {
 	}
 	soon(m.hold)
 	soon(m.pinUntil)
-	if m.paused {
+	if m.paused && m.cfg.PauseUntil.Year() < 2200 { // later ones may have no Unix time
 		soon(m.cfg.PauseUntil.UnixNano())
 	}
 	if m.cfg.Push() {
@@ -68,7 +68,7 @@ func (m *Machine) Tick(now time.Time) (next time.Time, dead bool) {
 		m.advise(api.AdvisoryUnpinned, api.AdvisoryUnpinnedSubject, api.ConsumerAdvisory{Group: g, Reason: "timeout"})
 	}
 	if m.cfg.Push() {
-		if hb := int64(m.cfg.Heartbeat); hb > 0 && t >= m.hbAt {
+		if hb := span(m.cfg.Heartbeat); hb > 0 && t >= m.hbAt {
 			if m.active {
 				m.heartbeat(m.cfg.DeliverSubject)
 			}

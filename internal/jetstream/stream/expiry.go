@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"petiole/internal/jetstream/command"
@@ -42,7 +43,15 @@ func (t *ttls) add(seq uint64, stored int64, ttl time.Duration) {
 		t.never[seq] = struct{}{}
 		return
 	}
-	heap.Push(&t.heap, ttlEntry{at: stored + int64(ttl), seq: seq})
+	heap.Push(&t.heap, ttlEntry{at: after(stored, ttl), seq: seq})
+}
+
+// after returns t plus d, or the end of time if that lies before.
+func after(t int64, d time.Duration) int64 {
+	if t > math.MaxInt64-int64(d) {
+		return math.MaxInt64
+	}
+	return t + int64(d)
 }
 
 // scanTTLs finds the messages with a time to live, which only streams that
@@ -66,7 +75,7 @@ func (m *Machine) NextExpiry() (int64, bool) {
 	next, ok := int64(0), false
 	if m.cfg.MaxAge > 0 {
 		if first, found := m.firstAging(); found {
-			next, ok = first.Time+int64(m.cfg.MaxAge), true
+			next, ok = after(first.Time, m.cfg.MaxAge), true
 		}
 	}
 	for len(m.ttls.heap) > 0 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -318,6 +319,21 @@ func TestDeleteAndPurge(t *testing.T) {
 				t.Errorf("sequences go on at %d", next.Seq)
 			}
 		})
+	}
+}
+
+// Spans that reach beyond the end of time last until then, instead of being
+// over at once.
+func TestExpiryFarAway(t *testing.T) {
+	m := newMachine(t, func(c *api.StreamConfig) { c.MaxAge, c.AllowMsgTTL = math.MaxInt64, true })
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano()
+	apply(t, m, pub(now, "a", "", "Nats-TTL", "2562047h"))
+	apply(t, m, pub(now, "a", ""))
+	if r := apply(t, m, (&command.Expire{Now: now + 1}).AppendTo(nil)); r.Removed != 0 {
+		t.Errorf("removed %d", r.Removed)
+	}
+	if at, ok := m.NextExpiry(); !ok || at != math.MaxInt64 {
+		t.Errorf("next expiry %d", at)
 	}
 }
 
