@@ -151,7 +151,7 @@ const stream = "POWERCUT"
 var errLoss = errors.New("messages were lost or changed")
 
 // cut builds the programs, makes the image and does o.cycles cuts.
-func (o options) cut(ctx context.Context, dir string) error {
+func (o options) cut(ctx context.Context, dir string) (err error) {
 	site := &rig.Site{Dir: dir, Programs: rig.Programs{Edge: o.edge, Hub: o.hub}}
 	var tags []string
 	if o.tags != "" {
@@ -164,7 +164,7 @@ func (o options) cut(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer img.unmount()
+	defer func() { err = errors.Join(err, img.unmount()) }()
 	if err := img.mount(); err != nil {
 		return err
 	}
