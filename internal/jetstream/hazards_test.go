@@ -99,6 +99,39 @@ func TestCaptureOwnDeliveries(t *testing.T) {
 	})
 }
 
+// Deliveries that come back into a stream wait while the log cannot take them,
+// instead of piling up in memory.
+func TestDeliveriesWaitForTheLog(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "A", Subjects: []string{"a"}})
+	createStream(t, js, jetstream.StreamConfig{Name: "B", Subjects: []string{"b"}})
+	publishN(t, js, "a", 10)
+	stuck := make(chan struct{})
+	n.e.async.add(asyncLimit+1, func() { <-stuck }) // as a publish does that waits for the disk
+	old := must(nc.JetStream())
+	if _, err := old.AddConsumer("A", &nats.ConsumerConfig{Durable: "P", DeliverSubject: "b", AckPolicy: nats.AckNonePolicy}); err != nil {
+		t.Fatal(err)
+	}
+	s := must2(n.e.Stream("A"))
+	for range 20 { // each of them an occasion to deliver
+		s.mu.Lock()
+		s.wakePump()
+		s.mu.Unlock()
+		if q := n.e.async.octets.Load(); q != asyncLimit+1 {
+			t.Fatalf("%d octets are queued", q)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	close(stuck)
+	b := must2(n.e.Stream("B"))
+	within(t, "storing what was delivered", func() {
+		for b.DurableState().Msgs < 10 || n.e.async.octets.Load() != 0 {
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
 // What clients send is stored or refused. It never ends the process, now or at
 // the next checkpoint or start.
 func TestOversize(t *testing.T) {
