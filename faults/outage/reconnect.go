@@ -184,7 +184,7 @@ func (o options) reconnect(ctx context.Context, s *rig.Site) error {
 	if err := t.verify(ctx); err != nil {
 		return err
 	}
-	p95 := report(fmt.Sprintf("%d hub restarts, hub listening to first replayed message", o.restarts), took)
+	_, p95 := report(fmt.Sprintf("%d hub restarts, hub listening to first replayed message", o.restarts), took)
 	if p95 > reconnectP95 {
 		return fmt.Errorf("p95 is %v, the limit %v", p95, reconnectP95)
 	}
@@ -229,21 +229,23 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 	if err := t.verify(ctx); err != nil {
 		return err
 	}
-	report(fmt.Sprintf("%d hub restarts at a round trip of %v, hub's first answer to first message stored", o.rttRuns, 2*relayDelay), took)
-	if worst := slices.Max(took); worst > rttLimit {
-		return fmt.Errorf("the longest is %v, the limit %v (2.5 round trips and 20 ms)", worst, rttLimit)
+	p50, _ := report(fmt.Sprintf("%d hub restarts at a round trip of %v, hub's first answer to first message stored", o.rttRuns, 2*relayDelay), took)
+	// One round trip too many would show in every restart; single ones may be
+	// late because the machine is busy.
+	if p50 > rttLimit {
+		return fmt.Errorf("p50 is %v, the limit %v (2.5 round trips and 20 ms)", p50, rttLimit)
 	}
 	return nil
 }
 
-// report prints the distribution and returns its 95th percentile.
-func report(what string, took []time.Duration) time.Duration {
+// report prints the distribution and returns its median and 95th percentile.
+func report(what string, took []time.Duration) (p50, p95 time.Duration) {
 	s := slices.Sorted(slices.Values(took))
 	at := func(q float64) time.Duration {
 		return s[min(len(s)-1, int(math.Ceil(q*float64(len(s))))-1)].Round(100 * time.Microsecond)
 	}
 	fmt.Printf("  %s: p50 %v, p95 %v, longest %v\n", what, at(0.5), at(0.95), at(1))
-	return at(0.95)
+	return at(0.5), at(0.95)
 }
 
 // waitUDP returns when a socket is bound to addr, looking at the kernel's table.
