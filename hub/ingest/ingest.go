@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"time"
 
 	"petiole/internal/jetstream"
 	"petiole/internal/jetstream/api"
@@ -96,9 +97,20 @@ func (s *Sink) Open(_ context.Context, id *link.Identity, o *frame.Offer) (link.
 		return nil, &frame.Error{Code: frame.CodeTarget, Text: fmt.Sprintf(
 			"stream %q of the hub is sealed: export to another one", o.To)}
 	}
-	return &target{
-		sink: s, stream: st, edge: id.EdgeID, uid: o.UID, own: newBudget(s.o.PerExport),
-	}, nil
+	t := &target{
+		sink: s, stream: st, edge: id.EdgeID, name: id.Name, uid: o.UID, own: newBudget(s.o.PerExport),
+	}
+	p, known, err := st.DurablePosition(t.edge, t.uid)
+	if err != nil {
+		return nil, failure(o.To, err)
+	}
+	if known {
+		t.pos, t.known = position(p), true
+		for _, r := range p.Ladder {
+			t.pos.Ladder = append(t.pos.Ladder, frame.Rung{Through: r.Through, Chain: r.Chain})
+		}
+	}
+	return t, nil
 }
 
 func (s *Sink) create(name string) (*jetstream.Stream, error) {
@@ -126,6 +138,8 @@ func failure(name string, err error) *frame.Error {
 		fe.Code = frame.CodeOrder // asking anew settles it
 	case errors.Is(err, command.ErrDiverged):
 		fe.Code = frame.CodeDiverged
+	case errors.Is(err, command.ErrMalformed):
+		fe.Code = frame.CodeProtocol
 	case errors.Is(err, stream.ErrFull):
 		fe.Code = frame.CodeStorage
 		fe.Text = fmt.Sprintf("stream %q of the hub is full: raise its limits, or remove messages from it", name)
@@ -147,22 +161,23 @@ type target struct {
 	sink   *Sink
 	stream *jetstream.Stream
 	edge   string
+	name   string
 	uid    frame.UID
 	own    *budget
+	pos    frame.Position // when the export was taken up
+	known  bool
 	in     command.Ingest // reused: the engine copies it
+	ahead  bool           // the edge's clock was found to be ahead
 }
+
+// maxAhead is how far an edge's clock may be ahead of the hub's. Times in a
+// stream never go back: what a wrong clock says would stay with the messages of
+// every other edge.
+const maxAhead = 10 * time.Second
 
 // Position implements link.Target.
 func (t *target) Position() (frame.Position, bool) {
-	p, ok := t.stream.Position(t.edge, t.uid)
-	if !ok {
-		return frame.Position{}, false
-	}
-	pos := position(p)
-	for _, r := range p.Ladder {
-		pos.Ladder = append(pos.Ladder, frame.Rung{Through: r.Through, Chain: r.Chain})
-	}
-	return pos, true
+	return t.pos, t.known
 }
 
 // position leaves the ladder out: acknowledgements do without.
@@ -193,8 +208,17 @@ func (t *target) Ingest(ctx context.Context, b *frame.Batch, done func(frame.Pos
 	for _, g := range b.Gaps {
 		in.Gaps = append(in.Gaps, command.Gap{First: g.First, Last: g.Last, Reason: uint8(g.Reason)})
 	}
+	latest := time.Now().Add(maxAhead).UnixNano()
 	for i := range b.Msgs {
 		m := &b.Msgs[i]
+		if m.Time > latest && !t.ahead {
+			t.ahead = true
+			t.sink.log.Warn("the clock of an edge is ahead of the hub's: its messages get the hub's time; set the clocks",
+				"edge", t.edge, "name", t.name, "stream", t.stream.Name(), "message_time", time.Unix(0, m.Time).UTC())
+		}
+		if m.Time > latest {
+			m.Time = latest - int64(maxAhead)
+		}
 		in.Msgs = append(in.Msgs, command.IngestMsg{Seq: m.Seq, Time: m.Time, Subject: m.Subject, Header: m.Header, Data: m.Data})
 	}
 	t.stream.Ingest(in, func(p command.Position, err error) {

@@ -1,6 +1,7 @@
 package ingest_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -375,4 +376,95 @@ func TestBudget(t *testing.T) {
 	until(t, "replayed", func() bool { return last(h, "PLANT1") == 5000 && last(h, "PLANT2") == 5000 })
 	check(t, h, "PLANT1", 5000)
 	check(t, h, "PLANT2", 5000)
+}
+
+// An edge whose clock is ahead does not push the times of all others there.
+func TestClockAhead(t *testing.T) {
+	h := startHub(t, t.TempDir(), "127.0.0.1:0", nil)
+	sink := ingest.New(ingest.Options{Engine: h.engine})
+	id := &link.Identity{EdgeID: "E", Streams: []string{"*"}}
+	uid := frame.UID{9}
+	target, err := sink.Open(t.Context(), id, &frame.Offer{ID: 1, Stream: "S", To: "PLANT", UID: uid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	old, near, far := now.Add(-time.Hour).UnixNano(), now.Add(2*time.Second).UnixNano(), now.AddDate(70, 0, 0).UnixNano()
+	var b frame.Builder
+	b.Reset(1, 1, 1, 1, frame.Seed(uid, 1, 1))
+	for _, at := range []int64{old, near, far} {
+		b.Msg(at, "s", nil, nil)
+	}
+	var batch frame.Batch
+	typ, content, err := frame.NewReader(bytes.NewReader(b.AppendFrames(nil, false)), 0).Next(nil)
+	if err != nil || typ != frame.TypeBatch || (&frame.Decoder{}).Batch(content, &batch) != nil {
+		t.Fatal(typ, err)
+	}
+	done := make(chan error, 1)
+	if err := target.Ingest(t.Context(), &batch, func(_ frame.Position, err error) { done <- err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	st, _ := h.engine.Stream("PLANT")
+	var got []int64
+	if err := st.Range(1, func(m storage.Message) bool { got = append(got, m.Time); return true }); err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 3 || got[0] != old || got[1] != near || got[2] < near || got[2] > time.Now().Add(time.Minute).UnixNano() {
+		t.Errorf("times %v, sent %v", got, []int64{old, near, far})
+	}
+}
+
+// Where an export stands is told only once a power cut cannot take it, also if
+// the log is synced at intervals.
+func TestPositionIsDurable(t *testing.T) {
+	srv, err := broker.New(broker.Options{Host: "127.0.0.1", Port: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { srv.Shutdown(context.Background()) })
+	e, err := engine.Open(engine.Options{Account: srv.Account(), Dir: t.TempDir(), SyncInterval: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.Close() })
+	sink := ingest.New(ingest.Options{Engine: e})
+	id := &link.Identity{EdgeID: "E", Streams: []string{"*"}}
+	uid := frame.UID{9}
+	offer := &frame.Offer{ID: 1, Stream: "S", To: "PLANT", UID: uid}
+	target, err := sink.Open(t.Context(), id, offer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, known := target.Position(); known {
+		t.Fatal("known before it began")
+	}
+	seed := frame.Seed(uid, 1, 1)
+	done := make(chan struct{})
+	err = target.Ingest(t.Context(), &frame.Batch{
+		Incarnation: 1, Base: 1, First: 1, Through: 1, Prev: seed, Chain: frame.Chain{1},
+		Msgs: []frame.Msg{{Seq: 1, Time: 1, Subject: "s"}},
+	}, func(frame.Position, error) { close(done) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, _ := e.Stream("PLANT")
+	until(t, "applied", func() bool { return st.State().Last == 1 })
+	select {
+	case <-done:
+		t.Fatal("acknowledged before the log was synced")
+	default:
+	}
+	if target, err = sink.Open(t.Context(), id, offer); err != nil {
+		t.Fatal(err)
+	}
+	if p, known := target.Position(); !known || p.Through != 1 {
+		t.Fatalf("position %+v", p)
+	}
+	if last := st.DurableState().Last; last != 1 {
+		t.Errorf("position 1 was told, durable is %d", last)
+	}
+	<-done
 }

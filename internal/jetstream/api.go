@@ -644,6 +644,10 @@ func (r *request) msgGet() (any, error) {
 	if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrEOF) {
 		return nil, api.ErrNoMessageFound
 	}
+	if seq, damaged := storage.Damaged(err); damaged {
+		r.e.log.Error("a message asked for is damaged on disk; delete it to be rid of it", "stream", s.name, "seq", seq, "err", err)
+		return nil, api.ErrStreamGeneral.With("err", damagedText(seq))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -652,6 +656,11 @@ func (r *request) msgGet() (any, error) {
 		stored.Header = m.Header
 	}
 	return &api.MsgGetResponse{Message: stored}, nil
+}
+
+// damagedText is what a client is told that asks for a damaged message.
+func damagedText(seq uint64) string {
+	return "message " + strconv.FormatUint(seq, 10) + " is damaged on disk"
 }
 
 func validOrEmpty(subj string) bool { return subj == "" || subject.Valid(subj) }

@@ -97,6 +97,10 @@ func (r *request) directGet(rest string) {
 	case err == nil:
 	case errors.Is(err, storage.ErrNotFound), errors.Is(err, storage.ErrEOF):
 		r.status(404, "Message Not Found")
+	case isDamaged(err):
+		seq, _ := storage.Damaged(err)
+		r.e.log.Error("a message asked for is damaged on disk; delete it to be rid of it", "stream", s.name, "seq", seq, "err", err)
+		r.status(500, damagedText(seq))
 	default:
 		r.e.log.Error("a direct get failed", "stream", s.name, "err", err)
 		r.status(500, "Internal Server Error")
@@ -119,6 +123,11 @@ func (r *request) direct(s *Stream, m *storage.Message, req *api.MsgGetRequest, 
 	r.send(wire.WithHeader(nil, header, kv...), m.Data)
 }
 
+func isDamaged(err error) bool {
+	_, damaged := storage.Damaged(err)
+	return damaged
+}
+
 // directBatch sends several messages from a position on.
 func (r *request) directBatch(s *Stream, req *api.MsgGetRequest) error {
 	seq := req.Seq
@@ -137,6 +146,10 @@ func (r *request) directBatch(s *Stream, req *api.MsgGetRequest) error {
 	var last uint64
 	for i := range req.Batch {
 		m, err := s.store.LoadNext(f, seq)
+		for bad, damaged := storage.Damaged(err); damaged && bad >= seq; bad, damaged = storage.Damaged(err) {
+			seq = bad + 1 // a batch passes over it, as consumers do
+			m, err = s.store.LoadNext(f, seq)
+		}
 		if errors.Is(err, storage.ErrEOF) && i > 0 {
 			break
 		}
@@ -188,7 +201,7 @@ func (r *request) directMulti(s *Stream, req *api.MsgGetRequest) error {
 	var list []storage.Message
 	for subject := range found {
 		m, err := s.store.LoadLast(subject, upTo)
-		if errors.Is(err, storage.ErrNotFound) {
+		if errors.Is(err, storage.ErrNotFound) || isDamaged(err) {
 			continue
 		}
 		if err != nil {

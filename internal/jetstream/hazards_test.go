@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -232,6 +233,11 @@ func TestDamagedMessage(t *testing.T) {
 	}
 	if fmt.Sprint(got) != "[one three]" {
 		t.Errorf("delivered %q", got)
+	}
+	// Who asks for it is told.
+	var apiErr *jetstream.APIError
+	if _, err := must(js.Stream(ctx, "S")).GetMsg(ctx, 2); !errors.As(err, &apiErr) || !strings.Contains(apiErr.Description, "message 2 is damaged") {
+		t.Errorf("get of a damaged message: %v", err)
 	}
 	// A rule about the damaged message's subject asks for its sequence only.
 	must(js.Publish(ctx, "s.a", []byte("four"), jetstream.WithExpectLastSequencePerSubject(3)))

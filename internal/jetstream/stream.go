@@ -899,6 +899,28 @@ func (s *Stream) Position(edge string, uid [16]byte) (command.Position, bool) {
 	return *p, true
 }
 
+// DurablePosition is [Stream.Position], returned when a power cut cannot take
+// it any more.
+func (s *Stream) DurablePosition(edge string, uid [16]byte) (command.Position, bool, error) {
+	p, ok := s.Position(edge, uid)
+	if err := s.Sync(); err != nil {
+		return command.Position{}, false, err
+	}
+	return p, ok, nil
+}
+
+// Sync returns when everything applied so far is durable. That is at once
+// unless Options.SyncInterval is set.
+func (s *Stream) Sync() error {
+	if s.memory {
+		return nil
+	}
+	if err := s.e.wal.SyncWritten(); err != nil {
+		return fmt.Errorf("stream %q: %w", s.name, err)
+	}
+	return nil
+}
+
 // Positions returns how far the stream has what edges export, by edge and
 // stream ("edge/uid in hex").
 func (s *Stream) Positions() map[string]command.Position {

@@ -29,6 +29,7 @@ type Batch struct {
 	Missing uint64     // sequences in them
 	Bytes   int64      // subject, header and data of the messages
 	Oldest  int64      // time of the first message, Unix ns; 0 if none
+	Damaged []uint64   // sequences among the missing whose messages are damaged
 }
 
 var batches = sync.Pool{New: func() any { return new(Batch) }}
@@ -41,6 +42,7 @@ func (b *Batch) Release() {
 	if cap(b.Frames) > maxPooled {
 		b.Frames = nil
 	}
+	b.Damaged = nil
 	batches.Put(b)
 }
 
@@ -87,7 +89,10 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		return out, nil
 	}
 	c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
+	begin, seed, sent := c.next, c.chain, len(out)
+	gaps := false
 	var oldest int64
+	var damaged []uint64
 	emit := func() {
 		if c.b.Empty() {
 			return
@@ -96,6 +101,8 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		b.Frames = c.b.AppendFrames(b.Frames[:0], c.compress)
 		b.First, b.Rung, b.Oldest = c.next, c.b.Rung(), oldest
 		b.Msgs, b.Gaps, b.Missing, b.Bytes = c.b.Counts()
+		b.Damaged, damaged = damaged, nil
+		gaps = gaps || b.Gaps > 0
 		c.next, c.chain, oldest = b.Rung.Through+1, b.Rung.Chain, 0
 		c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
 		c.soft = min(2*c.soft, frame.MaxPayload)
@@ -104,7 +111,7 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 	}
 	var failed error
 	full := false
-	take := func(m storage.Message) bool {
+	each := func(m storage.Message) bool {
 		if m.Seq > st.Last {
 			return false
 		}
@@ -132,21 +139,46 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		}
 		return true
 	}
-	err := c.src.Range(c.next, take)
-	for failed == nil && !full {
-		// One message that the disk has lost does not hold back all others.
-		seq, damaged := storage.Damaged(err)
-		if !damaged || seq <= c.b.Through() || seq > st.Last {
+	err := c.src.Range(c.next, each)
+	suspect := uint64(0)
+	for err != nil && failed == nil && !full {
+		seq, ok := storage.Damaged(err)
+		if !ok || seq <= c.b.Through() {
 			break
 		}
-		c.gap(seq-1, st.First)
-		c.b.Gap(seq, frame.GapDamaged)
-		err = c.src.Range(seq+1, take)
+		if seq > st.Last {
+			err = nil
+			break
+		}
+		if seq == suspect { // read twice: what the hub is told cannot be taken back
+			if !c.b.Fits(0) {
+				emit()
+				if room <= 0 {
+					full, err = true, nil
+					break
+				}
+			}
+			c.gap(seq-1, st.First)
+			c.b.Gap(seq, frame.GapDamaged)
+			damaged = append(damaged, seq)
+			suspect = 0
+			seq++
+		} else {
+			suspect = seq
+		}
+		err = c.src.Range(seq, each)
 	}
 	if err == nil && failed == nil && !full {
 		c.gap(st.Last, st.First)
 	}
 	emit()
+	if s, ok := c.src.(Syncer); ok && gaps {
+		// What the hub has as a gap must not come back.
+		if serr := s.Sync(); serr != nil {
+			c.next, c.chain = begin, seed
+			return out[:sent], fmt.Errorf("export gaps from %d on: %w", begin, serr)
+		}
+	}
 	if failed != nil {
 		err = failed
 	}
@@ -179,7 +211,7 @@ func Chain(src Source) Recompute {
 			return at < through
 		})
 		if _, damaged := storage.Damaged(err); damaged {
-			err = nil // as if it were gone
+			err = nil // as good as not stored any more
 		}
 		return chain, at == through, err
 	}

@@ -27,6 +27,13 @@ type Source interface {
 	Watch(fn func()) (cancel func())
 }
 
+// Syncer is a Source in which messages may be gone before that is durable: with
+// the log synced at intervals, a power cut brings back what had been removed.
+type Syncer interface {
+	// Sync returns when what the source shows now is durable.
+	Sync() error
+}
+
 // Sources finds local streams by name.
 type Sources interface {
 	// Stream returns the stream, or false if there is none (now).

@@ -20,7 +20,7 @@ type fake struct {
 	first uint64
 	last  uint64
 	stamp int
-	bad   map[uint64]bool // damaged
+	bad   map[uint64]int // damaged: how many more reads fail
 }
 
 func newFake() *fake {
@@ -35,8 +35,9 @@ func (f *fake) DurableState() storage.State {
 
 func (f *fake) Range(from uint64, fn func(storage.Message) bool) error {
 	for q := from; q <= f.last; q++ {
-		if f.bad[q] {
-			return fmt.Errorf("load: %w", &storage.CorruptError{Seq: q})
+		if f.bad[q] > 0 {
+			f.bad[q]--
+			return &storage.CorruptError{File: "msgs.db", Seq: q, Reason: "checksum"}
 		}
 		if m, ok := f.msgs[q]; ok && !fn(m) {
 			return nil
@@ -426,7 +427,7 @@ func TestCursorPassesDamaged(t *testing.T) {
 		src.add(5000)
 	}
 	src.remove(3)
-	src.bad = map[uint64]bool{1: true, 4: true, 8: true, 9: true, 12: true}
+	src.bad = map[uint64]int{1: 99, 4: 99, 8: 99, 9: 99, 12: 99}
 	d := Decision{State: State{Incarnation: 1, Base: 1}, Next: 1, Chain: frame.Seed(src.uid, 1, 1)}
 	c := NewCursor(src, 3, &d, false, 0)
 	var all []*Batch
@@ -497,6 +498,82 @@ func TestCursorRefusesTooLarge(t *testing.T) {
 	src.remove(2)
 	if bs, err = c.Read(nil, 1<<20); err != nil || len(bs) != 1 || bs[0].Rung.Through != 3 || bs[0].Missing != 1 {
 		t.Fatalf("after its removal: %d batches, %v", len(bs), err)
+	}
+}
+
+// A damaged message does not stop an export: the hub is told of a gap. It has
+// to fail twice, though.
+func TestCursorDamaged(t *testing.T) {
+	src := newFake()
+	for range 12 {
+		src.add(10)
+	}
+	src.remove(7)
+	const always = 1 << 30
+	src.bad = map[uint64]int{1: always, 3: 1, 5: always, 6: always, 8: always, 12: always}
+	d := Decision{State: State{Incarnation: 1, Base: 1}, Next: 1, Chain: frame.Seed(src.uid, 1, 1)}
+	bs, err := NewCursor(src, 1, &d, false, 0).Read(nil, 1<<20)
+	if err != nil || len(bs) != 1 || !reflect.DeepEqual(bs[0].Damaged, []uint64{1, 5, 6, 8, 12}) || bs[0].Missing != 6 {
+		t.Fatalf("%d batches, %v", len(bs), err)
+	}
+	b := decode(t, bs)[0]
+	var got []uint64
+	for _, m := range b.Msgs {
+		got = append(got, m.Seq)
+	}
+	if want := []uint64{2, 3, 4, 9, 10, 11}; !reflect.DeepEqual(got, want) {
+		t.Errorf("messages %v, want %v", got, want)
+	}
+	if want := "[{1 1 damaged} {5 5 damaged} {6 6 damaged} {7 7 deleted} {8 8 damaged} {12 12 damaged}]"; fmt.Sprint(b.Gaps) != want {
+		t.Errorf("gaps %v, want %v", b.Gaps, want)
+	}
+}
+
+// syncing is a stream whose removals are durable only after Sync.
+type syncing struct {
+	*fake
+	syncs int
+	fail  error
+}
+
+func (s *syncing) Sync() error { s.syncs++; return s.fail }
+
+// A gap leaves only when what was removed cannot come back.
+func TestCursorSyncsGaps(t *testing.T) {
+	src := &syncing{fake: newFake()}
+	for range 5 {
+		src.add(10)
+	}
+	d := Decision{State: State{Incarnation: 1, Base: 1}, Next: 1, Chain: frame.Seed(src.uid, 1, 1)}
+	c := NewCursor(src, 1, &d, false, 0)
+	if bs, err := c.Read(nil, 1<<20); err != nil || len(bs) != 1 || src.syncs != 0 {
+		t.Fatalf("%d batches, %v, synced %d times without a gap", len(bs), err, src.syncs)
+	}
+	for range 5 {
+		src.add(10)
+	}
+	src.remove(8)
+	src.fail = storage.ErrFailed
+	if bs, err := c.Read(nil, 1<<20); !errors.Is(err, storage.ErrFailed) || len(bs) != 0 || c.Next() != 6 {
+		t.Fatalf("%d batches up to %d, %v", len(bs), c.Next(), err)
+	}
+	src.fail = nil
+	if bs, err := c.Read(nil, 1<<20); err != nil || len(bs) != 1 || bs[0].Gaps != 1 || c.Next() != 11 {
+		t.Fatalf("%d batches up to %d, %v", len(bs), c.Next(), err)
+	}
+}
+
+// Damage to what the hub has already does not keep an export from going on.
+func TestResumeOverDamaged(t *testing.T) {
+	src := newFake()
+	for range 20 {
+		src.add(10)
+	}
+	hub, st := fill(t, src)
+	src.bad = map[uint64]int{18: 1 << 30}
+	d, err := Resume(st, src.DurableState(), hub.pos, true, Chain(src))
+	if err != nil || d.Action != Continue || d.Next != 21 {
+		t.Fatalf("%+v, %v", d, err)
 	}
 }
 

@@ -16,7 +16,8 @@ const (
 	// GapDeleted: they were deleted one by one inside the stream (consumed
 	// from a work queue, replaced as the last of a subject, deleted by hand).
 	GapDeleted GapReason = 2
-	// GapDamaged: they are damaged on the edge's disk and cannot be read.
+	// GapDamaged: what the edge's disk gives back for them is not what was
+	// stored.
 	GapDamaged GapReason = 3
 )
 

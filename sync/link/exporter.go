@@ -28,12 +28,17 @@ type exporter struct {
 	state  export.State
 	loaded bool // state belongs to src
 	dirty  bool // state has to be saved
-	win    *replay.Window
-	active bool
-	meter  replay.Meter
-	sent   uint64
-	gaps   uint64
-	gapped uint64
+	// need counts states that have to be durable before anything is sent under
+	// them, safe how many are.
+	need, safe uint64
+	win        *replay.Window
+	active     bool
+	meter      replay.Meter
+	sent       uint64
+	gaps       uint64
+	gapped     uint64
+	// damaged counts the sequences in gaps whose messages are damaged.
+	damaged uint64
 	// through is how far the hub is known to be.
 	through  uint64
 	err      string
@@ -77,7 +82,7 @@ func (x *exporter) load() (export.Source, error) {
 	x.src = src
 	x.mu.Unlock()
 	if same {
-		return src, nil
+		return src, x.secure()
 	}
 	key := export.Key(uid, x.conf.To)
 	b, err := x.e.states.Get(key)
@@ -100,9 +105,25 @@ func (x *exporter) load() (export.Source, error) {
 		x.through = st.Ladder[n-1].Through
 	}
 	x.dirty = fresh
+	if fresh {
+		x.need++
+	} else {
+		x.safe = x.need
+	}
 	x.mu.Unlock()
-	// What is sent under an incarnation must be remembered: save before.
-	return src, x.save(false)
+	return src, x.secure()
+}
+
+// secure saves the state if what is sent under it might otherwise be
+// forgotten, also when an earlier attempt has failed.
+func (x *exporter) secure() error {
+	x.mu.Lock()
+	safe := x.safe >= x.need
+	x.mu.Unlock()
+	if safe {
+		return nil
+	}
+	return x.save(true)
 }
 
 // save stores the state if it changed, or in any case.
@@ -115,6 +136,7 @@ func (x *exporter) save(always bool) error {
 		return nil
 	}
 	x.dirty = false
+	need := x.need
 	key, b := export.Key(x.state.UID, x.conf.To), x.state.Encode()
 	x.mu.Unlock()
 	if err := x.e.states.Put(key, b); err != nil {
@@ -123,6 +145,9 @@ func (x *exporter) save(always bool) error {
 		x.mu.Unlock()
 		return fmt.Errorf("store export state: %w", err)
 	}
+	x.mu.Lock()
+	x.safe = max(x.safe, need)
+	x.mu.Unlock()
 	return nil
 }
 
@@ -159,6 +184,7 @@ func (x *exporter) drive(s *session) error {
 			return nil
 		}
 		if errors.Is(err, errGone) {
+			x.gone(src)
 			continue
 		}
 		if progress {
@@ -178,6 +204,17 @@ func (x *exporter) drive(s *session) error {
 		timer.Stop()
 	}
 	return nil
+}
+
+// gone tells what a deleted stream takes with it.
+func (x *exporter) gone(src export.Source) {
+	x.mu.Lock()
+	through := x.through
+	x.mu.Unlock()
+	if last := src.DurableState().Last; last > through {
+		x.e.log.Warn("exported stream was deleted before the hub had all of it",
+			"stream", x.conf.Stream, "to", x.conf.To, "hub_has", through, "last", last)
+	}
 }
 
 // wait returns how long to wait after a failure, given how long it was before.
@@ -242,12 +279,13 @@ func (x *exporter) once(s *session, src export.Source) (progress bool, err error
 	}
 	x.mu.Lock()
 	x.state, x.dirty = d.State, true
+	if d.Persist {
+		x.need++
+	}
 	x.through = d.Next - 1
 	x.mu.Unlock()
-	if d.Persist {
-		if err := x.save(true); err != nil {
-			return false, err
-		}
+	if err := x.secure(); err != nil {
+		return false, err
 	}
 	level := slog.LevelInfo
 	if d.Action == export.Renew {
@@ -381,7 +419,7 @@ func (r *run) send(stream *quic.SendStream, win *replay.Window, in <-chan []*exp
 		for _, b := range bs {
 			it := replay.Item{
 				Rung: b.Rung, Wire: int64(len(b.Frames)), Bytes: b.Bytes, Msgs: b.Msgs,
-				Gaps: b.Gaps, Missing: b.Missing, Oldest: b.Oldest,
+				Gaps: b.Gaps, Missing: b.Missing, Oldest: b.Oldest, Damaged: b.Damaged,
 			}
 			for {
 				r.x.mu.Lock()
@@ -414,18 +452,25 @@ func (r *run) ack(p frame.Position) {
 	now := time.Now()
 	x.mu.Lock()
 	var err error
+	var damaged []uint64
 	if x.win != nil && r.ctx.Err() == nil {
 		err = x.win.Ack(p.Through, p.Chain, now, func(it replay.Item) {
 			x.state.Acknowledge(it.Rung)
 			x.sent += it.Msgs
 			x.gaps += it.Gaps
 			x.gapped += it.Missing
+			x.damaged += uint64(len(it.Damaged))
+			damaged = append(damaged, it.Damaged...)
 			x.meter.Add(now, it.Msgs, uint64(it.Bytes))
 			x.through = it.Rung.Through
 			x.dirty = true
 		})
 	}
 	x.mu.Unlock()
+	if n := len(damaged); n > 0 {
+		x.e.log.Error("messages are damaged on disk and were not exported, the hub has been told of a gap; check the disk, and delete them to be rid of them",
+			"stream", x.conf.Stream, "to", x.conf.To, "messages", n, "first_seq", damaged[0], "last_seq", damaged[n-1])
+	}
 	if err != nil {
 		r.cancel(err)
 		return
@@ -446,7 +491,7 @@ func (x *exporter) status() ExportStatus {
 	st := ExportStatus{
 		Stream: x.conf.Stream, To: x.conf.To, Active: x.active, Through: x.through,
 		Incarnation: x.state.Incarnation, Base: x.state.Base, Regressions: x.state.Regressions,
-		Sent: x.sent, Gaps: x.gaps, GapMsgs: x.gapped, LastError: x.err, LastErrorTime: x.errTime,
+		Sent: x.sent, Gaps: x.gaps, GapMsgs: x.gapped, DamagedMsgs: x.damaged, LastError: x.err, LastErrorTime: x.errTime,
 	}
 	if x.win != nil {
 		st.InFlight, _ = x.win.InFlight()

@@ -24,6 +24,7 @@ type memStream struct {
 	last     uint64
 	watchers map[int]func()
 	nextW    int
+	bad      map[uint64]bool // damaged
 }
 
 func newMemStream(uid byte) *memStream {
@@ -47,6 +48,9 @@ func (s *memStream) Range(from uint64, fn func(storage.Message) bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for seq := max(from, s.first); seq <= s.last; seq++ {
+		if s.bad[seq] {
+			return &storage.CorruptError{File: "msgs.db", Seq: seq, Reason: "checksum"}
+		}
 		if m, ok := s.msgs[seq]; ok && !fn(m) {
 			return nil
 		}
@@ -149,8 +153,10 @@ func (m *memSources) WatchStreams(fn func()) func() {
 }
 
 type memStates struct {
-	mu sync.Mutex
-	m  map[string][]byte
+	mu   sync.Mutex
+	m    map[string][]byte
+	fail error // of Put
+	puts int   // that failed
 }
 
 func (m *memStates) Get(key string) ([]byte, error) {
@@ -162,6 +168,10 @@ func (m *memStates) Get(key string) ([]byte, error) {
 func (m *memStates) Put(key string, v []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.fail != nil {
+		m.puts++
+		return m.fail
+	}
 	m.m[key] = v
 	return nil
 }

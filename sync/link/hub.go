@@ -548,6 +548,29 @@ type intake struct {
 	pos     frame.Position
 	failed  *frame.Error
 	meter   replay.Meter
+	lost    [frame.GapDamaged + 1]uint64 // sequences in gaps not logged yet, by reason
+	lostLog time.Time
+}
+
+// lostEvery bounds how often messages lost at an edge are logged, per export.
+const lostEvery = 10 * time.Second
+
+// tellLost logs messages that the edge lost before it could send them. What was
+// deleted one by one was meant to be.
+func (in *intake) tellLost(now time.Time) {
+	in.mu.Lock()
+	removed, damaged := in.lost[frame.GapRemoved], in.lost[frame.GapDamaged]
+	tell := removed+damaged > 0 && now.Sub(in.lostLog) >= lostEvery
+	if tell {
+		clear(in.lost[:])
+		in.lostLog = now
+	}
+	through := in.pos.Through
+	in.mu.Unlock()
+	if tell {
+		in.c.h.log.Warn("messages were lost at an edge before they were sent", "edge", in.c.id.EdgeID, "name", in.c.id.Name,
+			"stream", printable(in.o.Stream), "to", printable(in.o.To), "removed_by_limits", removed, "damaged", damaged, "through", through)
+	}
 }
 
 // fail ends the intake, and tells the edge why unless the edge wanted it.
@@ -590,6 +613,10 @@ func (in *intake) end() {
 	}
 	if target != nil {
 		target.Close()
+		in.mu.Lock()
+		in.lostLog = time.Time{}
+		in.mu.Unlock()
+		in.tellLost(time.Now())
 	}
 }
 
@@ -722,6 +749,11 @@ func (in *intake) settled(p *parcel, pos frame.Position, err error) {
 			bytes += len(m.Subject) + len(m.Header) + len(m.Data)
 		}
 		in.pos = pos
+		for _, g := range p.batch.Gaps {
+			if int(g.Reason) < len(in.lost) {
+				in.lost[g.Reason] += g.Last - g.First + 1
+			}
+		}
 		in.meter.Add(time.Now(), uint64(len(p.batch.Msgs)), uint64(bytes))
 	}
 	in.mu.Unlock()
@@ -737,6 +769,7 @@ func (in *intake) settled(p *parcel, pos frame.Position, err error) {
 		}
 	default:
 		in.c.out.position(in.o.ID, pos)
+		in.tellLost(time.Now())
 	}
 	in.mu.Lock()
 	in.pending--

@@ -3,6 +3,7 @@ package link
 import (
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -75,6 +76,81 @@ func TestGapsAreTold(t *testing.T) {
 	if n := r.sink.count("PLANT"); n != 177 {
 		t.Errorf("hub holds %d, want 177", n)
 	}
+}
+
+// A message that the disk gives back damaged becomes a gap, which both ends
+// tell, and stops nothing.
+func TestDamagedIsTold(t *testing.T) {
+	r := newRig(t)
+	r.stream.addN(100, 50)
+	r.stream.bad = map[uint64]bool{40: true, 41: true, 100: true}
+	var log lines
+	e := r.edge(t, r.url(), func(o *EdgeOptions) { o.Log = log.logger() })
+	until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == 100 })
+	if x := e.Status().Exports[0]; x.DamagedMsgs != 3 || x.GapMsgs != 3 || x.LastError != "" {
+		t.Errorf("status %+v", x)
+	}
+	if log.count("damaged on disk") == 0 || !strings.Contains(log.all(), "first_seq=40") {
+		t.Errorf("log says %s", log.all())
+	}
+	r.sink.mu.Lock()
+	got := fmt.Sprint(r.sink.streams["PLANT"].gaps)
+	r.sink.mu.Unlock()
+	if want := "[{40 40 damaged} {41 41 damaged} {100 100 damaged}]"; got != want {
+		t.Errorf("gaps %v, want %v", got, want)
+	}
+	// What comes later goes out, on a new connection too.
+	e.Close()
+	r.stream.addN(10, 50)
+	e = r.edge(t, r.url(), nil)
+	until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == 110 })
+	if x := e.Status().Exports[0]; x.Incarnation != 1 {
+		t.Errorf("status %+v", x)
+	}
+}
+
+// Nothing is sent under a state that could not be stored, however often it is
+// tried.
+func TestUnsavedStateSendsNothing(t *testing.T) {
+	r := newRig(t)
+	r.stream.addN(10, 10)
+	r.states.fail = errors.New("disk full")
+	e := r.edge(t, r.url(), nil)
+	failed := func(n int) func() bool {
+		return func() bool {
+			r.states.mu.Lock()
+			defer r.states.mu.Unlock()
+			return r.states.puts >= n
+		}
+	}
+	until(t, "several failures to store the state", failed(3))
+	if n := r.sink.count("PLANT"); n != 0 {
+		t.Fatalf("%d messages were sent under a state that is not stored", n)
+	}
+	if text := e.Status().Exports[0].LastError; !strings.Contains(text, "disk full") {
+		t.Errorf("last error %q", text)
+	}
+	r.states.mu.Lock()
+	r.states.fail = nil
+	r.states.mu.Unlock()
+	r.sink.waitCount(t, "PLANT", 10)
+	// The same for a new incarnation.
+	until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == 10 })
+	e.Close()
+	r.stream.truncate(5)
+	r.stream.addN(3, 20)
+	r.states.mu.Lock()
+	r.states.fail, r.states.puts = errors.New("disk full"), 0
+	r.states.mu.Unlock()
+	e = r.edge(t, r.url(), nil)
+	until(t, "several failures to store the state", failed(3))
+	if n := r.sink.count("PLANT"); n != 10 {
+		t.Fatalf("hub has %d messages, want 10", n)
+	}
+	r.states.mu.Lock()
+	r.states.fail = nil
+	r.states.mu.Unlock()
+	until(t, "acknowledged", func() bool { x := e.Status().Exports[0]; return x.Through == 8 && x.Incarnation == 2 })
 }
 
 func TestLargeMessages(t *testing.T) {

@@ -41,6 +41,7 @@ type ExportStatus struct {
 	Sent          uint64        `json:"msgs_acknowledged"` // by this process
 	Gaps          uint64        `json:"gaps"`              // runs of messages lost before replay
 	GapMsgs       uint64        `json:"gap_msgs"`          // sequences in them
+	DamagedMsgs   uint64        `json:"damaged_msgs"`      // of these, damaged on disk
 	LastError     string        `json:"last_error,omitempty"`
 	LastErrorTime time.Time     `json:"last_error_time,omitzero"`
 }

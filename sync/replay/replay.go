@@ -46,9 +46,10 @@ type Item struct {
 	Wire    int64      // bytes on the wire
 	Bytes   int64      // bytes of its messages
 	Msgs    uint64
-	Gaps    uint64 // runs of missing sequences
-	Missing uint64 // sequences in them
-	Oldest  int64  // time of its first message, Unix ns; 0 if none
+	Gaps    uint64   // runs of missing sequences
+	Missing uint64   // sequences in them
+	Oldest  int64    // time of its first message, Unix ns; 0 if none
+	Damaged []uint64 // sequences among the missing whose messages are damaged
 	Sent    time.Time
 }
 
