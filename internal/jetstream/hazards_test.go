@@ -120,7 +120,8 @@ func TestDeliveriesWaitForTheLog(t *testing.T) {
 		s.wakePump()
 		s.mu.Unlock()
 		if q := n.e.async.octets.Load(); q != asyncLimit+1 {
-			t.Fatalf("%d octets are queued", q)
+			t.Errorf("%d octets are queued", q)
+			break
 		}
 		time.Sleep(time.Millisecond)
 	}
