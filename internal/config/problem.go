@@ -17,8 +17,8 @@ type Problem struct {
 	Remedy  string // what to do; may be empty
 }
 
-// Error renders the problem in one line.
-func (p *Problem) Error() string {
+// String renders the problem in one line.
+func (p *Problem) String() string {
 	var b strings.Builder
 	if p.File != "" {
 		b.WriteString(p.File)
@@ -52,7 +52,7 @@ type Error struct {
 func (e *Error) Error() string {
 	lines := make([]string, len(e.Problems))
 	for i, p := range e.Problems {
-		lines[i] = p.Error()
+		lines[i] = p.String()
 	}
 	return strings.Join(lines, "\n")
 }
