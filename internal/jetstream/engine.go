@@ -177,7 +177,7 @@ func Open(o Options) (_ *Engine, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("opening JetStream store %s: %w", o.Dir, err)
-			e.release()
+			_ = e.release() // the first error is the one to report
 		}
 	}()
 	if err := o.FS.MkdirAll(o.Dir); err != nil {

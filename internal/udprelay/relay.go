@@ -41,7 +41,7 @@ func New(target string) (*Relay, error) {
 	if err != nil {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
-	conn.SetReadBuffer(4 << 20)
+	_ = conn.SetReadBuffer(4 << 20) // a smaller one only loses more
 	r := &Relay{conn: conn, closed: make(chan struct{}), clients: map[netip.AddrPort]*net.UDPConn{}}
 	if err := r.SetTarget(target); err != nil {
 		conn.Close()
@@ -177,7 +177,7 @@ func (r *Relay) client(from netip.AddrPort) (chan held, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.SetReadBuffer(4 << 20)
+	_ = c.SetReadBuffer(4 << 20)
 	r.mu.Lock()
 	r.clients[from] = c
 	r.mu.Unlock()
@@ -188,8 +188,8 @@ func (r *Relay) client(from netip.AddrPort) (chan held, error) {
 	}
 	up, down := make(chan held, queue), make(chan held, queue)
 	r.wg.Add(3)
-	go r.pipe(up, &r.up, &r.onUp, func(p []byte) { c.WriteToUDPAddrPort(p, *r.target.Load()) })
-	go r.pipe(down, &r.down, &r.onDown, func(p []byte) { r.conn.WriteToUDPAddrPort(p, from) })
+	go r.pipe(up, &r.up, &r.onUp, func(p []byte) { _, _ = c.WriteToUDPAddrPort(p, *r.target.Load()) })
+	go r.pipe(down, &r.down, &r.onDown, func(p []byte) { _, _ = r.conn.WriteToUDPAddrPort(p, from) })
 	go func() {
 		defer r.wg.Done()
 		buf := make([]byte, 64<<10)

@@ -158,7 +158,11 @@ func split(line []byte, args *[maxArgs][]byte) (k int) {
 	return k
 }
 
-// number parses decimal digits. Numbers beyond any limit become 1<<40.
+// beyond is larger than any limit, and small enough to multiply by ten: 1<<40,
+// or 1<<27 where an int has 32 bits.
+const beyond = 1 << (27 + 13*(^uint(0)>>63))
+
+// number parses decimal digits. Numbers beyond any limit become beyond.
 func number(b []byte) (v int, ok bool) {
 	if len(b) == 0 {
 		return 0, false
@@ -167,7 +171,7 @@ func number(b []byte) (v int, ok bool) {
 		if d < '0' || d > '9' {
 			return 0, false
 		}
-		v = min(v*10+int(d-'0'), 1<<40)
+		v = min(v*10+int(d-'0'), beyond)
 	}
 	return v, true
 }

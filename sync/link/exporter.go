@@ -510,7 +510,8 @@ func (x *exporter) status() ExportStatus {
 	if held := have.Last - max(st.Through, have.First-1); have.Msgs > 0 && have.Last >= have.First {
 		st.LagBytes = uint64(float64(have.Bytes) * min(1, float64(held)/float64(have.Last-have.First+1)))
 	}
-	src.Range(st.Through+1, func(m storage.Message) bool {
+	// Without an answer the age stays unknown; the export itself reports errors.
+	_ = src.Range(st.Through+1, func(m storage.Message) bool {
 		st.LagAge = max(0, now.Sub(time.Unix(0, m.Time)))
 		return false
 	})

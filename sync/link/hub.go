@@ -270,7 +270,7 @@ func (h *Hub) serve(conn *quic.Conn) {
 	if refusal != nil {
 		if ctl != nil {
 			ctl.SetWriteDeadline(time.Now().Add(time.Second))
-			ctl.Write(refusal.Append(nil))
+			_, _ = ctl.Write(refusal.Append(nil))
 		}
 		closeWith(conn, refusal)
 		return
