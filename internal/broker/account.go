@@ -18,10 +18,6 @@ type Account struct {
 	index subject.Index[*subscription]
 	pool  sync.Pool // of *Publisher, for Publish
 
-	batchMu sync.Mutex
-	batches int       // Batch calls under way
-	late    []*client // to be flushed by the last of them
-
 	watchMu sync.RWMutex
 	watched map[string][]*watch
 }
@@ -42,7 +38,7 @@ type Subscription struct{ s *subscription }
 // not waited for. Further calls of Close do nothing.
 func (s *Subscription) Close() {
 	if !s.s.closed.Swap(true) {
-		s.s.acc.remove(s.s, false)
+		s.s.acc.remove(s.s, true)
 	}
 }
 
@@ -62,20 +58,21 @@ func (a *Account) HandleQueue(subj, queue string, h Handler) (*Subscription, err
 		return nil, fmt.Errorf("handle %q: %w", subj, subject.ErrInvalid)
 	}
 	s := &subscription{handler: h, acc: a, subject: subj, queue: queue}
-	a.insert(s)
+	a.insert(s, true)
 	return &Subscription{s}, nil
 }
 
-// insert makes s, whose subject is valid, known.
-func (a *Account) insert(s *subscription) {
+// insert makes s, whose subject is valid, known. With async the caller may hold
+// locks that watches take.
+func (a *Account) insert(s *subscription, async bool) {
 	_ = a.index.Insert(s.subject, s.queue, s)
 	if s.closed.Load() { // ended meanwhile
 		a.index.Remove(s.subject, s.queue, s)
 	}
-	a.changed(s.subject, false)
+	a.changed(s.subject, async)
 }
 
-// remove takes s out. With async the caller may hold locks that watches take.
+// remove takes s out; async is as for insert.
 func (a *Account) remove(s *subscription, async bool) {
 	a.index.Remove(s.subject, s.queue, s)
 	a.changed(s.subject, async)
@@ -87,8 +84,8 @@ func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)
 // Publish sends a message to the clients and handlers that subscribe to
 // subject. reply may be empty; hdr is a raw header block or empty. All
 // arguments are copied. The message is in the clients' outbound queues when
-// Publish returns; they are flushed in the background, or at the end of a
-// [Account.Batch] that is under way. It never blocks on a client.
+// Publish returns; they are flushed in the background. It never blocks on a
+// client. With much to publish a [Publisher] is cheaper.
 func (a *Account) Publish(subject, reply string, hdr, data []byte) {
 	a.PublishBytes(bytesOf(subject), bytesOf(reply), hdr, data)
 }
@@ -97,50 +94,11 @@ func (a *Account) Publish(subject, reply string, hdr, data []byte) {
 func (a *Account) PublishBytes(subject, reply, hdr, data []byte) {
 	p := a.pool.Get().(*Publisher)
 	p.PublishBytes(subject, reply, hdr, data)
-	if len(p.dirty) > 0 {
-		a.batchMu.Lock()
-		batched := a.batches > 0
-		if batched {
-			a.late = append(a.late, p.dirty...)
-		}
-		a.batchMu.Unlock()
-		if !batched {
-			for _, c := range p.dirty {
-				c.flushAsync()
-			}
-		}
+	for _, c := range p.dirty {
+		c.flushAsync()
 	}
 	p.endBatch()
 	a.pool.Put(p)
-}
-
-// Batch runs fn and then flushes the clients that were published to meanwhile,
-// each once. Use it to deliver many messages from outside of a handler.
-func (a *Account) Batch(fn func()) {
-	a.batchMu.Lock()
-	a.batches++
-	a.batchMu.Unlock()
-	defer func() {
-		a.batchMu.Lock()
-		a.batches--
-		var late []*client
-		if a.batches == 0 {
-			late, a.late = a.late, nil
-		}
-		a.batchMu.Unlock()
-		for _, c := range late {
-			c.flush()
-		}
-		if late != nil {
-			clear(late)
-			a.batchMu.Lock()
-			if a.late == nil {
-				a.late = late[:0]
-			}
-			a.batchMu.Unlock()
-		}
-	}()
-	fn()
 }
 
 // HasInterest reports whether any subscription or handler matches the literal
@@ -160,16 +118,19 @@ type watch struct {
 // WatchInterest calls fn whenever [Account.HasInterest] of the literal subject
 // changes, from the time of the call on (ask HasInterest afterwards for the
 // state at hand). Calls for one watch do not overlap and arrive in order, on
-// the goroutine that (un)subscribed or one of their own (never one that
-// publishes), with no lock of the broker held that publishing or subscribing
-// needs; fn must not block. cancel does not wait for a call that has begun or
+// the read loop of a client that (un)subscribed or a goroutine of their own,
+// never on one that publishes or (un)registers handlers: the caller of
+// WatchInterest, Handle, Publish and the like may hold locks that fn takes. fn
+// must not block otherwise. cancel does not wait for a call that has begun or
 // is just about to; fn may call cancel.
 func (a *Account) WatchInterest(subject string, fn func(has bool)) (cancel func()) {
 	w := &watch{subject: subject, fn: fn}
+	// Locked before anyone knows it: whoever comes to tell it something must
+	// not call fn, which may wait for the caller, before this is done.
+	w.mu.Lock()
 	a.watchMu.Lock()
 	a.watched[subject] = append(a.watched[subject], w)
 	a.watchMu.Unlock()
-	w.mu.Lock()
 	w.last = a.index.Any(subject)
 	w.mu.Unlock()
 	return func() {

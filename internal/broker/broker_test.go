@@ -418,12 +418,10 @@ func TestPublishInside(t *testing.T) {
 	check(t, err)
 	acc.Publish("in.1", "re", nil, []byte("a"))
 	acc.PublishBytes([]byte("in.2"), nil, []byte("NATS/1.0\r\nK: v\r\n\r\n"), nil)
-	acc.Batch(func() {
-		for i := range 100 {
-			acc.Publish("in."+strconv.Itoa(3+i), "", nil, nil)
-		}
-	})
 	p := acc.NewPublisher()
+	for i := range 100 {
+		p.Publish("in."+strconv.Itoa(3+i), "", nil, nil)
+	}
 	p.Publish("in.last", "", nil, nil)
 	p.Deliver("in.x", "seen.as", []byte("ack"), nil, []byte("d"))
 	p.Publish("in..bad", "", nil, nil)
@@ -472,6 +470,91 @@ func TestInterestEndsWhileLocked(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("watch was not called")
 	}
+}
+
+// TestHandlersComeAndGoWhileLocked has a handler registered and closed by one
+// that holds a lock which an interest watch takes.
+func TestHandlersComeAndGoWhileLocked(t *testing.T) {
+	s := run(t, Options{})
+	acc := s.Account()
+	var mu sync.Mutex
+	seen := make(chan bool, 1)
+	defer acc.WatchInterest("d.e", func(has bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen <- has
+	})()
+	expect := func(want bool) {
+		t.Helper()
+		select {
+		case has := <-seen:
+			if has != want {
+				t.Fatalf("interest %v, want %v", has, want)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("watch was not called")
+		}
+	}
+	locked := func(f func()) {
+		t.Helper()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			mu.Lock()
+			defer mu.Unlock()
+			f()
+		}()
+		select {
+		case <-done:
+		case <-time.After(5 * time.Second):
+			t.Fatal("waits for a watch")
+		}
+	}
+	var sub *Subscription
+	locked(func() { sub, _ = acc.Handle("d.*", func(*Msg) {}) })
+	expect(true)
+	locked(sub.Close)
+	expect(false)
+}
+
+// TestWatchBeginsWhileLocked begins watches with a lock held that they take,
+// while interest comes and goes.
+func TestWatchBeginsWhileLocked(t *testing.T) {
+	s := run(t, Options{})
+	acc := s.Account()
+	r := rawDial(t, s)
+	_ = r.conn.SetDeadline(noDeadline)
+	r.send(quiet)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				r.send("SUB d 1\r\nUNSUB 1\r\nSUB d 2\r\nUNSUB 2\r\nSUB d 3\r\nUNSUB 3\r\nSUB d 4\r\nUNSUB 4\r\n")
+			}
+		}
+	}()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var mu sync.Mutex
+		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); {
+			mu.Lock()
+			cancel := acc.WatchInterest("d", func(bool) { mu.Lock(); defer mu.Unlock() })
+			mu.Unlock()
+			cancel()
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(8 * time.Second):
+		t.Fatal("WatchInterest and a watch wait for each other")
+	}
+	close(stop)
+	<-stopped
 }
 
 func TestHandlersWithoutEnd(t *testing.T) {

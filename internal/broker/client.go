@@ -529,7 +529,7 @@ func (c *client) onSub(ev *wire.Event) {
 	}
 	c.subs[string(sub.sid)] = sub
 	c.mu.Unlock()
-	c.acc.insert(sub)
+	c.acc.insert(sub, false)
 	c.ok()
 }
 
