@@ -146,6 +146,43 @@ func TestPermissions(t *testing.T) {
 	r.expect("MSG _INBOX.1 9 2\r\nho\r\n")
 }
 
+// TestUnansweredRequests has a client with permission for responses get many
+// more requests than it answers: they are forgotten one by one, and at a cost
+// that does not grow with their number.
+func TestUnansweredRequests(t *testing.T) {
+	p := newPerms(&Permissions{Responses: &ResponsePermission{}})
+	expect := func(from, to int) time.Duration {
+		start := time.Now()
+		for i := from; i < to; i++ {
+			p.expect(fmt.Appendf(nil, "r.%d", i))
+			if len(p.replies) > maxReplies {
+				t.Fatalf("%d replies remembered, want %d at most", len(p.replies), maxReplies)
+			}
+		}
+		return time.Since(start)
+	}
+	few := expect(0, maxReplies)
+	if _, ok := p.replies["r.0"]; !ok || len(p.replies) != maxReplies {
+		t.Fatalf("%d replies remembered, want %d", len(p.replies), maxReplies)
+	}
+	if many := expect(maxReplies, 2*maxReplies); many > 20*few+time.Second {
+		t.Errorf("%d requests took %v, as many before that %v", maxReplies, many, few)
+	}
+	if _, ok := p.replies[fmt.Sprintf("r.%d", 2*maxReplies-1)]; !ok {
+		t.Error("the last request is forgotten")
+	}
+
+	for k, r := range p.replies {
+		r.expires = time.Now().Add(-time.Minute)
+		p.replies[k] = r
+	}
+	p.pruned = time.Time{}
+	p.expect([]byte("new"))
+	if len(p.replies) != 1 {
+		t.Errorf("%d replies remembered after all but one have expired", len(p.replies))
+	}
+}
+
 func TestOptions(t *testing.T) {
 	for want, o := range map[string]Options{
 		"port 70000":     {Port: 70000},

@@ -15,6 +15,7 @@ type perms struct {
 	// Reply subjects that the client may publish to, with what is left of the
 	// permission. Guarded by the client's out.mu.
 	replies map[string]response
+	pruned  time.Time // when those that have expired were last taken out
 }
 
 type response struct {
@@ -22,8 +23,13 @@ type response struct {
 	expires time.Time
 }
 
-// maxReplies bounds the reply subjects remembered for one client.
-const maxReplies = 64 << 10
+// maxReplies bounds the reply subjects remembered for one client. Looking
+// through them for expired ones is done this often at most: requests that are
+// never answered must not make each further one expensive.
+const (
+	maxReplies = 64 << 10
+	pruneEvery = time.Second
+)
 
 func newPerms(p *Permissions) *perms {
 	if p == nil {
@@ -110,17 +116,18 @@ func (p *perms) denied(subj []byte, queue string) bool {
 // expect permits publishing to reply. The client's out.mu is held.
 func (p *perms) expect(reply []byte) {
 	now := time.Now()
-	if len(p.replies) >= maxReplies {
+	if len(p.replies) >= maxReplies/16 && now.Sub(p.pruned) > pruneEvery {
+		p.pruned = now
 		for k, r := range p.replies {
 			if !r.expires.IsZero() && now.After(r.expires) {
 				delete(p.replies, k)
 			}
 		}
-		for k := range p.replies {
-			if len(p.replies) < maxReplies {
-				break
-			}
+	}
+	if len(p.replies) >= maxReplies {
+		for k := range p.replies { // any one
 			delete(p.replies, k)
+			break
 		}
 	}
 	r := response{left: p.responses.Max}
