@@ -92,6 +92,10 @@ func (f *Finite) Left() int {
 	return len(f.rows) - f.next + len(f.again)
 }
 
+// maxRow is the longest row: with its header it has to fit into a message, whose
+// limit is 1 MiB by default.
+const maxRow = 1<<20 - 4<<10
+
 // ReadRows returns every line of every regular file under dir, in the order of
 // the file names, without the line ends; empty lines are left out. The subject
 // of a row is "rows." and the file's name with what cannot be in a subject
@@ -114,14 +118,14 @@ func ReadRows(dir string) ([]Row, error) {
 			return r
 		}, d.Name())
 		s := bufio.NewScanner(f)
-		s.Buffer(nil, 1<<20) // a row has to fit into a message
+		s.Buffer(nil, maxRow)
 		for s.Scan() {
 			if len(s.Bytes()) > 0 {
 				rows = append(rows, Row{Subject: subject, Data: append([]byte(nil), s.Bytes()...)})
 			}
 		}
 		if err := s.Err(); err != nil {
-			return fmt.Errorf("read rows of %s: %w", path, err)
+			return fmt.Errorf("read rows of %s (a row may have %d bytes): %w", path, maxRow, err)
 		}
 		return nil
 	})
