@@ -59,7 +59,11 @@ func exportList(f *app.Flags) *cobra.Command {
 				if e.LagMsgs > 0 {
 					oldest = e.LagAge.Round(time.Second).String()
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\t%s\n", e.Stream, e.To, state, e.Last, e.Through, e.LagMsgs, oldest, e.GapMsgs, e.LastError)
+				note := ""
+				if !e.Active { // what failed before does not matter any more
+					note = e.LastError
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\t%s\n", e.Stream, e.To, state, e.Last, e.Through, e.LagMsgs, oldest, e.GapMsgs, note)
 			}
 			return w.Flush()
 		},

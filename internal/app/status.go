@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"petiole/internal/admin"
+	"petiole/sync/link"
 )
 
 // askTimeout bounds a question to a running program.
@@ -96,17 +97,7 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 			row("hub", "not connected (%d attempts)", h.Attempts)
 		}
 		for _, e := range h.Exports {
-			text := fmt.Sprintf("to %s, %d of %d", e.To, e.Through, e.Last)
-			if e.LagMsgs > 0 {
-				text += fmt.Sprintf(", %d behind (about %s, oldest %s ago)", e.LagMsgs, Bytes(e.LagBytes), e.LagAge.Round(time.Second))
-			}
-			if e.GapMsgs > 0 {
-				text += fmt.Sprintf(", %d lost before they were sent", e.GapMsgs)
-			}
-			if e.LastError != "" {
-				text += ", " + e.LastError
-			}
-			row("export "+e.Stream, "%s", text)
+			row("export "+e.Stream, "%s", exportText(&e, time.Now()))
 		}
 	}
 	if h := st.Edges; h != nil {
@@ -123,6 +114,34 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		}
 	}
 	return w.Flush()
+}
+
+// exportText says in a line how an export stands.
+func exportText(e *link.ExportStatus, now time.Time) string {
+	text := fmt.Sprintf("to %s, hub has %d of %d", e.To, e.Through, e.Last)
+	if e.LagMsgs > 0 {
+		text += fmt.Sprintf(", %d behind (about %s, oldest %s ago)", e.LagMsgs, Bytes(e.LagBytes), e.LagAge.Round(time.Second))
+	}
+	if e.MsgRate > 0 {
+		text += fmt.Sprintf(", %.0f messages/s (%s/s)", e.MsgRate, Bytes(uint64(e.ByteRate)))
+	}
+	if e.Gaps > 0 {
+		text += fmt.Sprintf(", %d gaps of %d messages lost before they were sent", e.Gaps, e.GapMsgs)
+		if e.DamagedMsgs > 0 {
+			text += fmt.Sprintf(" (%d damaged on disk)", e.DamagedMsgs)
+		}
+	}
+	if e.Regressions > 0 {
+		text += fmt.Sprintf(", history cut %d times", e.Regressions)
+	}
+	switch {
+	case e.LastError == "":
+	case e.Active:
+		text += fmt.Sprintf(", last error %s ago: %s", now.Sub(e.LastErrorTime).Round(time.Second), e.LastError)
+	default:
+		text += ", " + e.LastError
+	}
+	return text
 }
 
 // Bytes renders a size for people.

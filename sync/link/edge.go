@@ -147,8 +147,13 @@ func (e *Edge) Start() {
 		e.mu.Unlock()
 	})
 	go e.save(ctx)
+	var followers sync.WaitGroup
+	for _, x := range e.exports {
+		followers.Go(func() { x.follow(ctx) })
+	}
 	go func() {
 		defer close(e.done)
+		defer followers.Wait()
 		defer unwatch()
 		e.run(ctx)
 	}()

@@ -22,6 +22,7 @@ type exporter struct {
 	conf Export
 
 	saveMu sync.Mutex // orders writes of the state
+	runMu  sync.Mutex // held by a run, and to load the state: not one beside the other
 
 	mu     sync.Mutex
 	src    export.Source
@@ -66,7 +67,7 @@ func (x *exporter) fail(err error) {
 	x.e.log.Log(context.Background(), level, "export does not proceed", "stream", x.conf.Stream, "to", x.conf.To, "error", text)
 }
 
-// load finds the stream and what is remembered of its export. It returns nil
+// load, with runMu held, finds the stream and what is remembered of its export. It returns nil
 // if there is no such stream.
 func (x *exporter) load() (export.Source, error) {
 	src, ok := x.e.sources.Stream(x.conf.Stream)
@@ -126,6 +127,29 @@ func (x *exporter) secure() error {
 	return x.save(true)
 }
 
+// follow loads the state when the stream comes, with or without a hub: what the
+// stream loses from then on is a gap, and the status tells how far behind the
+// hub is. It works until ctx ends.
+func (x *exporter) follow(ctx context.Context) {
+	for {
+		changed := x.e.streamsChanged()
+		x.runMu.Lock()
+		var err error
+		if ctx.Err() == nil {
+			_, err = x.load()
+		}
+		x.runMu.Unlock()
+		if err != nil {
+			x.fail(err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
 // save stores the state if it changed, or in any case.
 func (x *exporter) save(always bool) error {
 	x.saveMu.Lock()
@@ -168,17 +192,19 @@ func (x *exporter) drive(s *session) error {
 	var backoff time.Duration
 	for s.ctx.Err() == nil {
 		changed := x.e.streamsChanged()
+		progress := false
+		x.runMu.Lock()
 		src, err := x.load()
+		if err == nil && src != nil {
+			progress, err = x.once(s, src)
+		}
+		x.runMu.Unlock()
 		if err == nil && src == nil {
 			select {
 			case <-s.ctx.Done():
 			case <-changed:
 			}
 			continue
-		}
-		progress := false
-		if err == nil {
-			progress, err = x.once(s, src)
 		}
 		if s.ctx.Err() != nil {
 			return nil
@@ -511,7 +537,7 @@ func (x *exporter) status() ExportStatus {
 		st.LagBytes = uint64(float64(have.Bytes) * min(1, float64(held)/float64(have.Last-have.First+1)))
 	}
 	// Without an answer the age stays unknown; the export itself reports errors.
-	_ = src.Range(st.Through+1, func(m storage.Message) bool {
+	_ = storage.RangeIntact(src, st.Through+1, func(m storage.Message) bool {
 		st.LagAge = max(0, now.Sub(time.Unix(0, m.Time)))
 		return false
 	})

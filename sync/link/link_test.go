@@ -153,6 +153,28 @@ func TestUnsavedStateSendsNothing(t *testing.T) {
 	until(t, "acknowledged", func() bool { x := e.Status().Exports[0]; return x.Through == 8 && x.Incarnation == 2 })
 }
 
+// An export begins when edge and stream are there, not when a hub is: the
+// status tells how much waits, and what the stream loses meanwhile is a gap.
+func TestExportBeginsWithoutHub(t *testing.T) {
+	r := newRig(t)
+	addr := r.hub.Addr().String()
+	r.hub.Close()
+	r.sources.set("READINGS", nil)
+	e := r.edge(t, "quic://"+addr, nil)
+	r.stream.addN(10, 50)
+	r.sources.set("READINGS", r.stream)
+	until(t, "a lag without a hub", func() bool {
+		x := e.Status().Exports[0]
+		return x.Last == 10 && x.LagMsgs == 10 && x.LagBytes > 0 && x.LagAge > 0 && x.Incarnation == 1
+	})
+	r.stream.remove(1, 2, 3)
+	r.hub = startHub(t, r.hubDir, addr, r.sink, nil)
+	until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == 10 })
+	if x := e.Status().Exports[0]; x.LagMsgs != 0 || x.GapMsgs != 3 {
+		t.Errorf("status %+v", x)
+	}
+}
+
 func TestLargeMessages(t *testing.T) {
 	r := newRig(t)
 	var sums [][32]byte
