@@ -91,8 +91,10 @@ func (p *publisher) acked() int { return p.next }
 func (p *publisher) until(ctx context.Context, n int) error {
 	futures := make([]jetstream.PubAckFuture, 0, n-p.next)
 	for _, m := range p.msgs[p.next:n] {
-		// The client sets reply and headers of its own on what it is given.
-		f, err := p.js.PublishMsgAsync(&nats.Msg{Subject: m.msg.Subject, Header: maps.Clone(m.msg.Header), Data: m.msg.Data})
+		// The client sets reply and headers of its own on what it is given. It
+		// waits for acknowledgements while too many are outstanding.
+		f, err := p.js.PublishMsgAsync(&nats.Msg{Subject: m.msg.Subject, Header: maps.Clone(m.msg.Header), Data: m.msg.Data},
+			jetstream.WithStallWait(Limit))
 		if err != nil {
 			return fmt.Errorf("publish to %s: %w", m.msg.Subject, err)
 		}
