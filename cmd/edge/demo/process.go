@@ -85,7 +85,14 @@ func (p *process) stop() error {
 		p.kill()
 		return nil
 	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+		if !p.cmd.ProcessState.Exited() {
+			return nil // somebody tried what happens when it is killed
+		}
+	default:
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it fails only if the process has ended
 	select {
 	case <-p.done:
 	case <-time.After(stopTimeout):
