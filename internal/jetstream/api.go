@@ -669,7 +669,7 @@ func validOrEmpty(subj string) bool { return subj == "" || subject.Valid(subj) }
 func (s *Stream) find(req *api.MsgGetRequest) (storage.Message, error) {
 	seq := req.Seq
 	if req.StartTime != nil {
-		seq = s.store.SeqAtTime(req.StartTime.UnixNano())
+		seq = s.store.SeqAtTime(api.UnixNano(*req.StartTime))
 	}
 	switch {
 	case req.LastFor != "":

@@ -132,7 +132,7 @@ func isDamaged(err error) bool {
 func (r *request) directBatch(s *Stream, req *api.MsgGetRequest) error {
 	seq := req.Seq
 	if req.StartTime != nil {
-		seq = s.store.SeqAtTime(req.StartTime.UnixNano())
+		seq = s.store.SeqAtTime(api.UnixNano(*req.StartTime))
 	}
 	var f storage.Filter
 	if req.NextFor != "" {
@@ -175,7 +175,7 @@ func (r *request) directBatch(s *Stream, req *api.MsgGetRequest) error {
 func (r *request) directMulti(s *Stream, req *api.MsgGetRequest) error {
 	upTo := req.UpToSeq
 	if req.UpToTime != nil {
-		upTo = s.store.SeqAtTime(req.UpToTime.UnixNano())
+		upTo = s.store.SeqAtTime(api.UnixNano(*req.UpToTime))
 		if upTo <= s.store.State().First {
 			r.status(404, "No Results")
 			return nil

@@ -3,8 +3,10 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Types of responses ("type" in JSON).
@@ -172,4 +174,17 @@ func AppendPubErr(dst []byte, stream string, e *Error) []byte {
 	dst = append(dst, `},"stream":"`...)
 	dst = append(dst, stream...)
 	return append(dst, `","seq":0}`...)
+}
+
+// UnixNano returns t in Unix nanoseconds, or the nearest time that has such a
+// form (the years 1678 to 2261). Clients send times of any year.
+func UnixNano(t time.Time) int64 {
+	const limit = math.MaxInt64/int64(time.Second) - 3600
+	switch s := t.Unix(); {
+	case s > limit:
+		return limit * int64(time.Second)
+	case s < -limit:
+		return -limit * int64(time.Second)
+	}
+	return t.UnixNano()
 }

@@ -241,7 +241,7 @@ func (m *Machine) start() uint64 {
 		seq = st.Last + 1
 	case api.DeliverByStartTime:
 		if m.cfg.OptStartTime != nil {
-			seq = m.env.Messages.SeqAtTime(m.cfg.OptStartTime.UnixNano())
+			seq = m.env.Messages.SeqAtTime(api.UnixNano(*m.cfg.OptStartTime))
 		}
 	case api.DeliverByStartSequence:
 		// A start beyond the end is kept: what comes before is not wanted.
@@ -597,7 +597,7 @@ func (m *Machine) Reset(seq uint64) (cmd []byte, resetSeq uint64, err *api.Error
 				return refuse("below start seq")
 			}
 		case api.DeliverByStartTime:
-			if seq < m.env.Messages.SeqAtTime(m.cfg.OptStartTime.UnixNano()) {
+			if seq < m.env.Messages.SeqAtTime(api.UnixNano(*m.cfg.OptStartTime)) {
 				return refuse("below start time")
 			}
 		default:

@@ -168,7 +168,7 @@ func parseNext(req []byte) (r api.NextRequest, formal bool, err error) {
 		if err := json.Unmarshal(req, &r); err != nil {
 			return r, true, err
 		}
-		if r.Heartbeat > 0 && r.Heartbeat*2 > r.Expires {
+		if r.Heartbeat > 0 && r.Heartbeat > r.Expires/2 {
 			return r, true, errors.New("heartbeat value too large")
 		}
 		return r, true, nil
@@ -280,7 +280,7 @@ func (m *Machine) checkGroup(now int64, g *api.PriorityGroup) string {
 	case g.ID != m.pinID:
 		return "423 Nats-Pin-Id mismatch"
 	}
-	m.pinUntil = now + int64(m.cfg.PinnedTTL)
+	m.pinUntil = now + span(m.cfg.PinnedTTL)
 	return ""
 }
 
@@ -430,7 +430,7 @@ func (m *Machine) pin(now int64, r *request) {
 	m.pinID = m.pinID[:pinIDLen]
 	m.pinGroup = r.group.Group
 	m.pinSince = time.Unix(0, now).UTC()
-	m.pinUntil = now + int64(m.cfg.PinnedTTL)
+	m.pinUntil = now + span(m.cfg.PinnedTTL)
 	r.group.ID = m.pinID
 	m.advise(api.AdvisoryPinned, api.AdvisoryPinnedSubject, api.ConsumerAdvisory{Group: m.pinGroup, PinnedID: m.pinID})
 }

@@ -24,8 +24,8 @@ func (m *Machine) Deadline() time.Time {
 	}
 	soon(m.hold)
 	soon(m.pinUntil)
-	if m.paused && m.cfg.PauseUntil.Year() < 2200 { // later ones may have no Unix time
-		soon(m.cfg.PauseUntil.UnixNano())
+	if m.paused {
+		soon(api.UnixNano(*m.cfg.PauseUntil))
 	}
 	if m.cfg.Push() {
 		if m.active && m.cfg.Heartbeat > 0 {

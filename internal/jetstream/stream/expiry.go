@@ -4,7 +4,9 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"time"
 
 	"petiole/internal/jetstream/command"
@@ -25,7 +27,14 @@ type ttlEntry struct {
 type ttlHeap []ttlEntry
 
 func (h ttlHeap) Len() int           { return len(h) }
-func (h ttlHeap) Less(i, j int) bool { return h[i].at < h[j].at }
+func (h ttlHeap) Less(i, j int) bool {
+	if h[i].at != h[j].at {
+		return h[i].at < h[j].at
+	}
+	// Markers are stored in the order in which messages expire, which must not
+	// depend on how the heap came about.
+	return h[i].seq < h[j].seq
+}
 func (h ttlHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
 func (h *ttlHeap) Push(x any)        { *h = append(*h, x.(ttlEntry)) }
 func (h *ttlHeap) Pop() any {
@@ -52,6 +61,23 @@ func after(t int64, d time.Duration) int64 {
 		return math.MaxInt64
 	}
 	return t + int64(d)
+}
+
+// pruneTTLs forgets messages that are gone, if they are most of those
+// remembered: what has an hour or a year to live is often replaced long before.
+func (m *Machine) pruneTTLs() {
+	limit := 2*m.store.State().Msgs + 1024
+	gone := func(seq uint64) bool {
+		_, err := m.store.Load(seq)
+		return errors.Is(err, storage.ErrNotFound)
+	}
+	if t := &m.ttls; uint64(len(t.heap)) > limit {
+		t.heap = slices.DeleteFunc(t.heap, func(e ttlEntry) bool { return gone(e.seq) })
+		heap.Init(&t.heap)
+	}
+	if t := &m.ttls; uint64(len(t.never)) > limit {
+		maps.DeleteFunc(t.never, func(seq uint64, _ struct{}) bool { return gone(seq) })
+	}
 }
 
 // scanTTLs finds the messages with a time to live, which only streams that

@@ -504,6 +504,7 @@ func (m *Machine) append(msg *storage.Message, ttl time.Duration) error {
 	m.lastTime = msg.Time
 	if ttl != 0 {
 		m.ttls.add(seq, msg.Time, ttl)
+		m.pruneTTLs()
 	}
 	if m.obs != nil {
 		m.obs.Appended(seq, msg.Subject)

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"container/heap"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -481,6 +482,9 @@ func TestRestoredMachineGoesOnAlike(t *testing.T) {
 		cfg := unlimited()
 		cfg.AllowRollup = true
 		cfg.AllowMsgTTL = rapid.Bool().Draw(t, "ttl")
+		if cfg.AllowMsgTTL && rapid.Bool().Draw(t, "markers") {
+			cfg.SubjectDeleteMarkerTTL = 2 * time.Second
+		}
 		cfg.Duplicates = 20 * time.Nanosecond
 		cfg.MaxAge = time.Duration(rapid.SampledFrom([]int{0, 30}).Draw(t, "age"))
 		cfg.MaxMsgs = rapid.SampledFrom([]int64{-1, 5}).Draw(t, "msgs")
@@ -500,6 +504,9 @@ func TestRestoredMachineGoesOnAlike(t *testing.T) {
 		n := rapid.IntRange(1, 60).Draw(t, "records")
 		for lsn := 1; lsn <= n; lsn++ {
 			now += rapid.Int64Range(0, 9).Draw(t, "step")
+			if rapid.IntRange(0, 4).Draw(t, "long") == 0 {
+				now += sec
+			}
 			var rec []byte
 			switch rapid.IntRange(0, 9).Draw(t, "kind") {
 			default:
@@ -513,7 +520,7 @@ func TestRestoredMachineGoesOnAlike(t *testing.T) {
 				case 1:
 					kv = append(kv, "Nats-Expected-Last-Msg-Id", "1")
 				case 2:
-					kv = append(kv, "Nats-TTL", rapid.SampledFrom([]string{"never", "1s"}).Draw(t, "ttl"))
+					kv = append(kv, "Nats-TTL", rapid.SampledFrom([]string{"never", "1s", "2s"}).Draw(t, "ttl"))
 				case 3:
 					kv = append(kv, "Nats-Expected-Last-Subject-Sequence", fmt.Sprint(lsn/2))
 				}
@@ -588,5 +595,57 @@ func check(t *rapid.T, a, b *Machine) {
 			}
 			return true
 		})
+	}
+}
+
+// TestExpiryAtTheSameTime has messages of several subjects expire at the same
+// time, in a machine that took them in and in one that found them in its store:
+// the markers have to come in the same order.
+func TestExpiryAtTheSameTime(t *testing.T) {
+	a := newMachine(t, func(c *api.StreamConfig) {
+		c.AllowMsgTTL, c.AllowRollup, c.SubjectDeleteMarkerTTL = true, true, time.Minute
+	})
+	// The clock went back: they are all stored at the time of the first.
+	const n = 12
+	apply(t, a, pub(9*sec, "early", "", "Nats-TTL", "1s"))
+	for i := range n {
+		apply(t, a, pub(int64(i), fmt.Sprint("s", i), "", "Nats-TTL", "5s"))
+	}
+	apply(t, a, (&command.Expire{Now: 10 * sec}).AppendTo(nil))
+	b, err := New(a.cfg, a.uid, a.store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	order := func(m *Machine) (list []uint64) {
+		h := m.ttls
+		h.heap = slices.Clone(h.heap)
+		for len(h.heap) > 0 {
+			list = append(list, heap.Pop(&h.heap).(ttlEntry).seq)
+		}
+		return list
+	}
+	if x, y := order(a), order(b); !slices.Equal(x, y) || !slices.IsSorted(x) {
+		t.Errorf("messages expire in the order %v in the one, %v in the other", x, y)
+	}
+}
+
+// TestTTLsOfMessagesGone replaces the messages of one subject again and again:
+// what is remembered of them must not pile up until their time has come.
+func TestTTLsOfMessagesGone(t *testing.T) {
+	m := newMachine(t, func(c *api.StreamConfig) { c.AllowMsgTTL, c.MaxMsgsPer = true, 1 })
+	for i := range 20_000 {
+		ttl := "8760h"
+		if i%2 == 0 {
+			ttl = "never"
+		}
+		apply(t, m, pub(int64(i), "a", "", "Nats-TTL", ttl))
+	}
+	if h, n := len(m.ttls.heap), len(m.ttls.never); h > 5000 || n > 5000 {
+		t.Errorf("%d and %d times to live are remembered for one message", h, n)
+	}
+	apply(t, m, pub(20_000, "b", "", "Nats-TTL", "1s"))
+	apply(t, m, (&command.Expire{Now: 100 * sec}).AppendTo(nil))
+	if got := seqs(t, m); !slices.Equal(got, []uint64{20_000}) {
+		t.Errorf("holds %v", got)
 	}
 }
