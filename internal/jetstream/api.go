@@ -461,6 +461,10 @@ func (r *request) streamUpdate() (any, error) {
 	if err == nil && res.err != nil {
 		err = res.err
 	}
+	if err == nil && cfg.Retention != old.Retention {
+		// Consumers that kept no state do from now on, and begin with this.
+		err = s.checkpoint()
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -186,7 +186,11 @@ func (r *request) putConsumer(s *Stream, name string, cfg *api.ConsumerConfig, c
 		return err
 	}
 	cmd := command.ConsumerCreate{Name: name, Created: created.UnixNano(), Config: b}
-	return firstError(s.changeConsumer(cmd.Append(nil), !s.memory && !cfg.MemoryStorage))
+	s.mu.Lock()
+	have := s.consumers[name]
+	logged := have != nil && have.m.Durable() || consumer.Logged(cfg, s.m.Config())
+	s.mu.Unlock()
+	return firstError(s.changeConsumer(cmd.Append(nil), logged))
 }
 
 // consumerDoc is the answer to a request that made or looked for a consumer.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // records returns how many records the log was given while fn ran.
@@ -141,6 +142,83 @@ func TestFarSequences(t *testing.T) {
 			}
 			n.crash()
 			n = startNode(t, dir)
+		})
+	}
+}
+
+// A stream that keeps messages for a consumer without state of its own keeps
+// them for the consumers that come later, too: a crash must not change what
+// the log's records meant when they were acknowledged.
+func TestInterestOfMemoryConsumers(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	ctx := testContext(t)
+	s := createStream(t, js, jetstream.StreamConfig{
+		Name: "S", Subjects: []string{"s"}, Retention: jetstream.InterestPolicy, MaxMsgs: 3, Discard: jetstream.DiscardNew,
+	})
+	must(s.CreateConsumer(ctx, jetstream.ConsumerConfig{Name: "M", AckPolicy: jetstream.AckExplicitPolicy, MemoryStorage: true, InactiveThreshold: time.Hour}))
+	publishN(t, js, "s", 3)
+	if _, err := js.Publish(ctx, "s", nil); err == nil {
+		t.Fatal("a full stream takes a message")
+	}
+	must(s.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "D", AckPolicy: jetstream.AckExplicitPolicy}))
+	n.crash()
+	n = startNode(t, dir)
+	_, js = n.connect()
+	s = must(js.Stream(ctx, "S"))
+	if st := must(s.Info(ctx)).State; st.Msgs != 3 || st.LastSeq != 3 {
+		t.Errorf("after the restart: %+v", st)
+	}
+	if info := must(must(s.Consumer(ctx, "D")).Info(ctx)); info.NumPending != 3 {
+		t.Errorf("%d of 3 messages are left for the durable consumer", info.NumPending)
+	}
+}
+
+// Consumers follow when their stream's retention changes.
+func TestRetentionChanges(t *testing.T) {
+	for _, memory := range []bool{false, true} {
+		t.Run(fmt.Sprint("memory consumer ", memory), func(t *testing.T) {
+			dir := t.TempDir()
+			n := startNode(t, dir)
+			_, js := n.connect()
+			ctx := testContext(t)
+			cfg := jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}}
+			s := createStream(t, js, cfg)
+			c := must(s.CreateConsumer(ctx, jetstream.ConsumerConfig{
+				Name: "C", AckPolicy: jetstream.AckExplicitPolicy, MemoryStorage: memory, InactiveThreshold: time.Hour,
+			}))
+			fetch := func(k int) {
+				t.Helper()
+				for m := range must(c.Fetch(k)).Messages() {
+					if err := m.DoubleAck(ctx); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			publishN(t, js, "s", 5)
+			fetch(2)
+			cfg.Retention = jetstream.InterestPolicy
+			must(js.UpdateStream(ctx, cfg))
+			fetch(1)
+			publishN(t, js, "s", 2)
+			if st := must(s.Info(ctx)).State; st.Msgs != 4 {
+				t.Errorf("with interest retention: %+v", st)
+			}
+			n.crash()
+			n = startNode(t, dir)
+			_, js = n.connect()
+			s = must(js.Stream(ctx, "S"))
+			if st := must(s.Info(ctx)).State; st.Msgs != 4 || st.FirstSeq != 4 || st.LastSeq != 7 {
+				t.Errorf("after the restart: %+v", st)
+			}
+			c = must(s.Consumer(ctx, "C"))
+			cfg.Retention = jetstream.LimitsPolicy
+			must(js.UpdateStream(ctx, cfg))
+			fetch(1)
+			if st := must(s.Info(ctx)).State; st.Msgs != 4 {
+				t.Errorf("with limits again: %+v", st)
+			}
 		})
 	}
 }

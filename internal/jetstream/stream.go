@@ -544,7 +544,16 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 			}
 		}
 	case command.KindSetConfig:
+		was := s.cfg.Load().Retention
 		s.setConfig()
+		for _, c := range s.consumers {
+			c.m.StreamUpdated()
+		}
+		if was != s.m.Config().Retention { // to interest, or nothing is swept
+			if err := s.sweep(); err != nil {
+				return r, err
+			}
+		}
 		if s.e.live {
 			if err := s.subscribe(); err != nil {
 				return r, err

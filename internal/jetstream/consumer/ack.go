@@ -102,6 +102,7 @@ func (m *Machine) delivered(seq uint64) bool { _, ok := m.pend[seq]; return ok }
 func (m *Machine) ackOne(kind command.Kind, t int64, seq uint64, replyTo string) {
 	dseq := m.pend[seq].dseq
 	m.setAcked(seq, t)
+	m.unsettle(seq)
 	// A record without consumer sequence has no effect.
 	m.record(kind, seq, max(dseq, 1), t, replyTo)
 	if m.retain && !m.durable {

@@ -25,7 +25,7 @@
 // work-queue retention) follows the log, never the moment.
 //
 // A consumer keeps durable state unless its configuration asks for memory
-// storage or its stream is in memory. Deliveries of one Pump are one record.
+// storage or its stream is in memory (see [Logged]). Deliveries of one Pump are one record.
 // Positions skipped because of filters are not recorded: they are found again.
 // Pull requests, heartbeats, windows of flow control and pins are live only.
 //

@@ -1,7 +1,9 @@
 package consumer
 
 import (
+	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -526,14 +528,77 @@ func TestInterestRetentionAckAll(t *testing.T) {
 
 func TestMemoryConsumer(t *testing.T) {
 	r := newRig(t, "a", "b")
-	r.cfg.Retention = api.InterestPolicy
-	r.start(api.ConsumerConfig{AckPolicy: api.AckNone, MemoryStorage: true})
+	r.cfg.Retention = api.WorkQueuePolicy
+	r.start(api.ConsumerConfig{AckPolicy: api.AckExplicit, MemoryStorage: true})
 	r.next("in", "1")
+	r.ack(0, "", "")
 	if len(r.sink.records) != 0 || r.m.Durable() {
 		t.Fatal("records of a consumer in memory")
 	}
 	if g := strings.Join(r.sink.acked, " "); g != "1/false" {
 		t.Fatal(g)
+	}
+}
+
+// What the stream holds follows the log: until the record of an acknowledgement
+// has come back, the stream is told that the message is needed, whatever the
+// consumer knows, before and after a restart.
+func TestNeededUntilLogged(t *testing.T) {
+	for _, tc := range []struct {
+		policy api.AckPolicy
+		take   func(*rig)
+	}{
+		{api.AckExplicit, func(r *rig) { r.next("in", "2"); r.ack(0, "", ""); r.ack(1, "+TERM", "") }},
+		{api.AckAll, func(r *rig) { r.next("in", "2"); r.ack(1, "", "") }},
+		{api.AckNone, func(r *rig) { r.next("in", "2") }},
+	} {
+		t.Run(fmt.Sprint(tc.policy), func(t *testing.T) {
+			r := newRig(t, "a", "b")
+			r.cfg.Retention = api.InterestPolicy
+			r.start(api.ConsumerConfig{Durable: "C", AckPolicy: tc.policy})
+			needed := func(m *Machine, what string, want bool) {
+				t.Helper()
+				if a, b := m.NeedsAck(1, "a"), m.NeedsAck(2, "b"); a != want || b != want {
+					t.Errorf("%s: needed %v and %v, want %v", what, a, b, want)
+				}
+			}
+			tc.take(r)
+			needed(r.m, "records on their way", true)
+			snap := r.m.Snapshot()
+			records := slices.Clone(r.sink.records)
+			back := func(m *Machine, records [][]byte) {
+				t.Helper()
+				for _, rec := range records {
+					if err := m.Apply(rec); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			back(r.m, records)
+			needed(r.m, "records are back", false)
+
+			// The log holds what the checkpoint was ahead of.
+			m, err := Restore(snap, r.env())
+			if err != nil {
+				t.Fatal(err)
+			}
+			needed(m, "restored", true)
+			back(m, records)
+			needed(m, "replayed", false)
+
+			// The log has lost it.
+			if m, err = Restore(snap, r.env()); err != nil {
+				t.Fatal(err)
+			}
+			r.sink.records, r.sink.acked = nil, nil
+			m.Start(r.now)
+			needed(m, "started", true)
+			back(m, r.sink.records)
+			needed(m, "recorded again", false)
+			if g := strings.Join(r.sink.acked, " "); g != "1/true 2/true" {
+				t.Errorf("acknowledged %s", g)
+			}
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package consumer
 import (
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -74,11 +75,15 @@ type Machine struct {
 	rdq     rdqueue            // to be redelivered now, a subset of pend
 	skip    []uint64           // last-per-subject: what is delivered first, ascending
 	resume  uint64             // after skip, look from here
-	lastDlv int64              // time of the last delivery, Unix ns; 0: never
-	lastAck int64              // time of the last acknowledgement
-	dirty   bool               // changed since the last Snapshot
-	order   fifo               // sequences in pend by first delivery, and some that left
-	dues    dueHeap            // pend by due time, and entries out of date
+	// What is done with while the record that says so is on its way through
+	// the log; only where the stream wants to know. For the stream, it is not
+	// done before.
+	unsettled map[uint64]struct{}
+	lastDlv   int64   // time of the last delivery, Unix ns; 0: never
+	lastAck   int64   // time of the last acknowledgement
+	dirty     bool    // changed since the last Snapshot
+	order     fifo    // sequences in pend by first delivery, and some that left
+	dues      dueHeap // pend by due time, and entries out of date
 
 	// Live state.
 	live     bool
@@ -124,7 +129,7 @@ type Machine struct {
 func newMachine(name string, cfg *api.ConsumerConfig, created time.Time, env Env) *Machine {
 	m := &Machine{
 		name: name, cfg: cfg, created: created, env: env,
-		pend: map[uint64]pending{}, redeliv: map[uint64]uint64{},
+		pend: map[uint64]pending{}, redeliv: map[uint64]uint64{}, unsettled: map[uint64]struct{}{},
 		dseq: 1,
 	}
 	m.collect = func(msg storage.Message) bool {
@@ -143,8 +148,11 @@ func (m *Machine) configure() {
 	if fs := m.cfg.Filters(); len(fs) > 0 && !sameSet(fs, m.env.Stream.Subjects) {
 		m.filter.Patterns = fs
 	}
-	m.durable = !m.cfg.MemoryStorage && m.env.Stream.Storage == api.FileStorage
-	m.retain = m.env.Stream.Retention != api.LimitsPolicy
+	// Once logged, always logged: the log's later records build on it.
+	m.durable = m.durable || Logged(m.cfg, m.env.Stream)
+	if m.retain = m.env.Stream.Retention != api.LimitsPolicy; !m.retain {
+		clear(m.unsettled)
+	}
 	t := m.cfg.InactiveThreshold
 	if t <= 0 && m.cfg.Durable == "" {
 		t = defaultInactive
@@ -261,6 +269,10 @@ func (m *Machine) Start(now time.Time) {
 	m.recount()
 	m.schedule()
 	m.pause(now)
+	// The log has lost the records that a checkpoint was ahead of.
+	for _, seq := range slices.Sorted(maps.Keys(m.unsettled)) {
+		m.record(command.KindConsumerAck, seq, 1, now.UnixNano(), "")
+	}
 	if m.cfg.Push() {
 		m.active = m.env.Sink.Interest(m.cfg.DeliverSubject)
 		m.hbAt = now.UnixNano() + span(m.cfg.Heartbeat)
@@ -338,6 +350,14 @@ func (m *Machine) Created() time.Time { return m.created }
 // Config returns the current configuration, which must not be changed.
 func (m *Machine) Config() *api.ConsumerConfig { return m.cfg }
 
+// Logged reports whether a consumer's state is kept in the log. Not if it, or
+// its stream, is in memory; but what consumers have acknowledged decides what a
+// stream with interest retention holds, and that must be found again by replay:
+// there, a consumer asked to be in memory is kept like any other.
+func Logged(cfg *api.ConsumerConfig, stream *api.StreamConfig) bool {
+	return stream.Storage == api.FileStorage && (!cfg.MemoryStorage || stream.Retention == api.InterestPolicy)
+}
+
 // Durable reports whether the machine's state is logged and checkpointed. If
 // not, Record is never called, Snapshot is of no use, and the consumer is gone
 // after a restart; its creation need not be logged.
@@ -400,6 +420,7 @@ func (m *Machine) Apply(cmd []byte) error {
 		}
 	}
 	if m.retain && e.DSeq > 0 && (e.Kind == command.KindConsumerAck || e.Kind == command.KindConsumerTerm) {
+		m.settled(e.Seq)
 		m.env.Sink.Acked(e.Seq, true)
 	}
 	return nil
@@ -420,9 +441,25 @@ func (m *Machine) applyDelivered(c *command.ConsumerDelivered) {
 	if m.retain && m.cfg.AckPolicy == api.AckNone {
 		for _, r := range c.Ranges {
 			for i := range r.Count {
+				m.settled(r.First + i)
 				m.env.Sink.Acked(r.First+i, true)
 			}
 		}
+	}
+}
+
+// unsettle notes that the stream will be told through the log that the message
+// is done with.
+func (m *Machine) unsettle(seq uint64) {
+	if m.retain && m.durable {
+		m.unsettled[seq] = struct{}{}
+	}
+}
+
+func (m *Machine) settled(seq uint64) {
+	if _, ok := m.unsettled[seq]; ok {
+		delete(m.unsettled, seq)
+		m.dirty = true
 	}
 }
 
@@ -643,7 +680,9 @@ func (m *Machine) Update(now time.Time, cfg *api.ConsumerConfig) {
 // StreamUpdated says that the configuration that Env.Stream points to has
 // changed.
 func (m *Machine) StreamUpdated() {
+	was := m.durable
 	m.configure()
+	m.dirty = m.dirty || m.durable != was
 	if m.live {
 		m.recount()
 	}
@@ -738,6 +777,11 @@ func (m *Machine) reconcile() {
 			delete(m.redeliv, seq)
 		}
 	}
+	for seq := range m.unsettled {
+		if gone(seq) {
+			delete(m.unsettled, seq)
+		}
+	}
 	if len(m.skip) > 0 {
 		m.skip = slices.DeleteFunc(m.skip, gone)
 		if len(m.skip) == 0 {
@@ -764,14 +808,17 @@ func (m *Machine) Wants(subj string) bool {
 }
 
 // NeedsAck reports whether the message is still wanted by this consumer: not
-// yet delivered, or delivered and not acknowledged, or given up after too many
-// attempts. A stream with interest retention removes a message that no consumer
+// yet delivered, or delivered and not acknowledged as far as the log goes, or
+// given up after too many attempts. A stream with interest retention removes a message that no consumer
 // needs.
 func (m *Machine) NeedsAck(seq uint64, subj string) bool {
 	if !m.Wants(subj) {
 		return false
 	}
 	if _, ok := m.redeliv[seq]; ok {
+		return true
+	}
+	if _, ok := m.unsettled[seq]; ok {
 		return true
 	}
 	if m.cfg.AckPolicy == api.AckExplicit {

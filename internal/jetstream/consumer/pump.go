@@ -278,8 +278,10 @@ func (m *Machine) send(now int64, msg *storage.Message, attempt uint64) (int, in
 	m.paceLast = msg.Time
 	m.note(seq, attempt)
 	m.setDelivered(seq, m.dseq, attempt, now)
-	if m.retain && m.cfg.AckPolicy == api.AckNone && !m.durable {
-		m.acked = append(m.acked, seq)
+	if m.retain && m.cfg.AckPolicy == api.AckNone {
+		if m.unsettle(seq); !m.durable {
+			m.acked = append(m.acked, seq)
+		}
 	}
 	m.dirty = true
 	m.idle = max(m.idle, now)

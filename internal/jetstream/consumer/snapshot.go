@@ -65,6 +65,13 @@ func (m *Machine) Snapshot() []byte {
 		u(s - prev)
 		prev = s
 	}
+	seqs = slices.Sorted(maps.Keys(m.unsettled))
+	u(uint64(len(seqs)))
+	prev = 0
+	for _, s := range seqs {
+		u(s - prev)
+		prev = s
+	}
 	m.dirty = false
 	return b
 }
@@ -85,6 +92,7 @@ func Restore(snapshot []byte, env Env) (*Machine, error) {
 		return nil, fmt.Errorf("configuration in snapshot of consumer %q: %v: %w", name, err, storage.ErrCorrupt)
 	}
 	m := newMachine(name, &cfg, created, env)
+	m.durable = true
 	for _, v := range []*uint64{&m.rev, &m.sseq, &m.dseq, &m.lastS, &m.floorD, &m.floorS, &m.resume} {
 		*v = r.uint()
 	}
@@ -111,6 +119,13 @@ func Restore(snapshot []byte, env Env) (*Machine, error) {
 	for range r.count() {
 		prev += r.uint()
 		m.skip = append(m.skip, prev)
+	}
+	if len(r.b) > 0 { // the first snapshots end here
+		prev = 0
+		for range r.count() {
+			prev += r.uint()
+			m.unsettled[prev] = struct{}{}
+		}
 	}
 	if r.bad || len(r.b) != 0 || m.dseq == 0 {
 		return nil, fmt.Errorf("snapshot of consumer %q: %w", name, storage.ErrCorrupt)

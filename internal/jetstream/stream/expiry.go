@@ -26,7 +26,7 @@ type ttlEntry struct {
 
 type ttlHeap []ttlEntry
 
-func (h ttlHeap) Len() int           { return len(h) }
+func (h ttlHeap) Len() int { return len(h) }
 func (h ttlHeap) Less(i, j int) bool {
 	if h[i].at != h[j].at {
 		return h[i].at < h[j].at
@@ -35,8 +35,8 @@ func (h ttlHeap) Less(i, j int) bool {
 	// depend on how the heap came about.
 	return h[i].seq < h[j].seq
 }
-func (h ttlHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *ttlHeap) Push(x any)        { *h = append(*h, x.(ttlEntry)) }
+func (h ttlHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h *ttlHeap) Push(x any)   { *h = append(*h, x.(ttlEntry)) }
 func (h *ttlHeap) Pop() any {
 	old := *h
 	x := old[len(old)-1]
