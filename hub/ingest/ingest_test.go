@@ -378,6 +378,38 @@ func TestBudget(t *testing.T) {
 	check(t, h, "PLANT2", 5000)
 }
 
+// A stream of the hub that keeps what consumers want keeps nothing of an export
+// that none wants.
+func TestExportToInterestStream(t *testing.T) {
+	dir := t.TempDir()
+	edge := startNode(t, filepath.Join(dir, "edge"))
+	h := startHub(t, filepath.Join(dir, "hub"), "127.0.0.1:0", nil)
+	js, hjs := connect(t, edge), connect(t, h.node)
+	ctx := context.Background()
+	plant, err := hjs.CreateStream(ctx, jetstream.StreamConfig{Name: "PLANT", Retention: jetstream.InterestPolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "READINGS", Subjects: []string{"readings.>"}}); err != nil {
+		t.Fatal(err)
+	}
+	startEdge(t, edge, h, link.Export{Stream: "READINGS", To: "PLANT"})
+	publish(t, js, 1, 30)
+	until(t, "replayed", func() bool { return last(h, "PLANT") == 30 })
+	st, _ := h.engine.Stream("PLANT")
+	if n := st.State().Msgs; n != 0 {
+		t.Errorf("%d messages are kept that nobody wants", n)
+	}
+	if _, err := plant.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "C", FilterSubject: "readings.line1"}); err != nil {
+		t.Fatal(err)
+	}
+	publish(t, js, 31, 30)
+	until(t, "replayed", func() bool { return last(h, "PLANT") == 60 })
+	if n := st.State().Msgs; n != 10 {
+		t.Errorf("%d messages are kept, want 10", n)
+	}
+}
+
 // An edge whose clock is ahead does not push the times of all others there.
 func TestClockAhead(t *testing.T) {
 	h := startHub(t, t.TempDir(), "127.0.0.1:0", nil)

@@ -543,6 +543,14 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 				}
 			}
 		}
+	case command.KindIngest:
+		if r.Seq != 0 && s.m.Config().Retention == api.InterestPolicy {
+			for seq, last := r.Seq, s.store.State().Last; seq <= last; seq++ {
+				if err := s.dropUnwanted(seq); err != nil {
+					return r, err
+				}
+			}
+		}
 	case command.KindSetConfig:
 		was := s.cfg.Load().Retention
 		s.setConfig()

@@ -5,6 +5,7 @@
 package stream
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -771,10 +772,41 @@ func (m *Machine) ingest(c *command.Ingest, r *Result) error {
 			return err
 		}
 	}
+	if pos == nil {
+		m.forgetLives(c.Edge)
+	}
 	m.positions[key] = next
 	m.dirtyPos[key] = struct{}{}
 	r.Position = next
 	return nil
+}
+
+// maxLives bounds the positions kept of one edge: a stream that it creates anew
+// over and over, or keeps in memory only, takes a new one each time.
+const maxLives = 256
+
+// forgetLives makes room for one more position of an edge: it drops those that
+// have not moved for the longest time.
+func (m *Machine) forgetLives(edge string) {
+	var lives []string
+	for key := range m.positions {
+		if strings.HasPrefix(key, edge) && len(key) == len(edge)+1+2*16 {
+			lives = append(lives, key)
+		}
+	}
+	if len(lives) < maxLives {
+		return
+	}
+	slices.SortFunc(lives, func(a, b string) int {
+		if c := cmp.Compare(m.positions[a].Updated, m.positions[b].Updated); c != 0 {
+			return c
+		}
+		return strings.Compare(a, b)
+	})
+	for _, key := range lives[:len(lives)-maxLives+1] {
+		delete(m.positions, key)
+		m.dirtyPos[key] = struct{}{}
+	}
 }
 
 // covers reports whether gaps and messages together are every sequence from
@@ -808,7 +840,11 @@ func (m *Machine) Changes() []storage.KV {
 		kvs = append(kvs, storage.KV{Key: KeyLastID, Value: []byte(m.lastID)})
 	}
 	for key := range m.dirtyPos {
-		kvs = append(kvs, storage.KV{Key: PrefixPos + key, Value: m.positions[key].AppendTo(nil)})
+		kv := storage.KV{Key: PrefixPos + key}
+		if p := m.positions[key]; p != nil {
+			kv.Value = p.AppendTo(nil)
+		}
+		kvs = append(kvs, kv)
 	}
 	return m.ids.changes(kvs)
 }

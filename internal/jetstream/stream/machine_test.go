@@ -649,3 +649,55 @@ func TestTTLsOfMessagesGone(t *testing.T) {
 		t.Errorf("holds %v", got)
 	}
 }
+
+// An edge that comes with a new stream over and over does not fill the memory
+// of the hub, nor push out the positions of other edges.
+func TestIngestForgetsLives(t *testing.T) {
+	m := newMachine(t, nil)
+	ingest := func(edge string, life int, at int64) {
+		t.Helper()
+		uid := [16]byte{byte(life), byte(life >> 8)}
+		c := &command.Ingest{
+			Edge: edge, UID: uid, Incarnation: 1, Base: 1, First: 1, Through: 1, PrevChain: command.Seed(uid, 1, 1),
+			Msgs: []command.IngestMsg{{Seq: 1, Time: at, Subject: "e"}},
+		}
+		if r := m.Apply(c.AppendTo(nil)); r.Err != nil || r.Fatal != nil {
+			t.Fatal(r.Err, r.Fatal)
+		}
+	}
+	ingest("OTHER", 1, 1)
+	for life := range maxLives + 10 {
+		ingest("E", life, int64(life+2))
+		if life == maxLives-1 {
+			m.Changes()
+			m.Saved()
+		}
+	}
+	var mine, others int
+	m.Positions(func(edge string, uid [16]byte, _ *command.Position) {
+		if edge == "OTHER" {
+			others++
+			return
+		}
+		mine++
+		if life := int(uid[0]) | int(uid[1])<<8; life < 10 {
+			t.Errorf("life %d is known still", life)
+		}
+	})
+	if mine != maxLives || others != 1 {
+		t.Errorf("%d positions of the edge, %d of the other", mine, others)
+	}
+	var set, deleted int
+	for _, kv := range m.Changes() {
+		switch {
+		case !strings.HasPrefix(kv.Key, PrefixPos):
+		case kv.Value == nil:
+			deleted++
+		default:
+			set++
+		}
+	}
+	if set != 10 || deleted != 10 {
+		t.Errorf("a checkpoint sets %d positions and deletes %d", set, deleted)
+	}
+}
