@@ -173,8 +173,9 @@ func (p *Process) tailHint() string {
 
 // Usage is what a process has consumed so far.
 type Usage struct {
-	CPU time.Duration // user and system time, in steps of 10 ms
-	RSS int64         // resident set, bytes
+	CPU  time.Duration // user and system time, in steps of 10 ms
+	RSS  int64         // resident set, bytes
+	Anon int64         // the part of it that is no mapped file, bytes
 }
 
 // Usage reads the process's CPU time and resident set from /proc.
@@ -200,5 +201,15 @@ func (p *Process) Usage() (Usage, error) {
 	const ticksPerSecond = 100 // USER_HZ, fixed in the Linux ABI
 	u.CPU = time.Duration(utime+stime) * time.Second / ticksPerSecond
 	u.RSS = pages * int64(os.Getpagesize())
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		return u, fmt.Errorf("usage of %s: %w", p.name, err)
+	}
+	_, anon, _ := strings.Cut(string(status), "RssAnon:")
+	var kib int64
+	if _, err := fmt.Sscan(anon, &kib); err != nil {
+		return u, fmt.Errorf("usage of %s: no RssAnon in /proc status: %w", p.name, err)
+	}
+	u.Anon = kib << 10
 	return u, nil
 }

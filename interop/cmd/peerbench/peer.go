@@ -98,5 +98,7 @@ func runOnce(ctx context.Context, c benchCase, peer, binary, work string, d time
 	if messages > 0 {
 		ms = append(ms, metric{"server CPU", "us/msg", "less", cpu.Seconds() * 1e6 / float64(messages)})
 	}
-	return append(ms, metric{"server RSS", "MiB", "less", float64(u.RSS) / (1 << 20)}), nil
+	return append(ms,
+		metric{"server RSS", "MiB", "less", float64(u.RSS) / (1 << 20)},
+		metric{"of that anonymous", "MiB", "less", float64(u.Anon) / (1 << 20)}), nil
 }
