@@ -95,11 +95,7 @@ func (s *Stream) stage(id string, subj, header, data []byte) (*batchReq, []comma
 	s.batchMu.Lock()
 	defer s.batchMu.Unlock()
 	now := time.Now()
-	for k, o := range s.batches {
-		if now.Sub(o.last) > batchTimeout {
-			s.dropBatch(k)
-		}
-	}
+	s.dropStale(now)
 	b := s.batches[id]
 	switch {
 	case b == nil && seq != 1:
@@ -109,6 +105,10 @@ func (s *Stream) stage(id string, subj, header, data []byte) (*batchReq, []comma
 	case b == nil:
 		b = &stagedBatch{}
 		s.batches[id] = b
+		if !s.reaping {
+			s.reaping = true
+			time.AfterFunc(batchTimeout, s.reapBatches)
+		}
 	}
 	b.last = now
 	size := len(subj) + len(header) + len(data)
@@ -139,6 +139,26 @@ func (s *Stream) stage(id string, subj, header, data []byte) (*batchReq, []comma
 	}
 	s.dropBatch(id)
 	return &batchReq{id: id, msgs: len(b.msgs)}, b.msgs, nil
+}
+
+// dropStale gives up batches that were not continued. The caller holds batchMu.
+func (s *Stream) dropStale(now time.Time) {
+	for k, b := range s.batches {
+		if now.Sub(b.last) > batchTimeout {
+			s.dropBatch(k)
+		}
+	}
+}
+
+// reapBatches gives up batches that were not continued, also if no other comes.
+// It comes again as long as there are any, so that it ends by itself.
+func (s *Stream) reapBatches() {
+	s.batchMu.Lock()
+	defer s.batchMu.Unlock()
+	s.dropStale(time.Now())
+	if s.reaping = len(s.batches) > 0; s.reaping {
+		time.AfterFunc(batchTimeout, s.reapBatches)
+	}
 }
 
 // dropBatch forgets a batch. The caller holds batchMu.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -141,7 +142,7 @@ func TestFarSequences(t *testing.T) {
 				t.Fatal(err)
 			}
 			n.crash()
-			n = startNode(t, dir)
+			startNode(t, dir)
 		})
 	}
 }
@@ -173,6 +174,44 @@ func TestInterestOfMemoryConsumers(t *testing.T) {
 	if info := must(must(s.Consumer(ctx, "D")).Info(ctx)); info.NumPending != 3 {
 		t.Errorf("%d of 3 messages are left for the durable consumer", info.NumPending)
 	}
+}
+
+// A batch that a client does not end does not stay in memory.
+func TestBatchesGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &Stream{batches: map[string]*stagedBatch{}}
+		add := func(id, seq string) {
+			t.Helper()
+			h := []byte("NATS/1.0\r\nNats-Batch-Sequence: " + seq + "\r\n\r\n")
+			if _, _, refused := s.stage(id, []byte("s"), h, make([]byte, 1000)); refused != nil {
+				t.Fatal(refused)
+			}
+		}
+		left := func() (batches, octets int, reaping bool) {
+			s.batchMu.Lock()
+			defer s.batchMu.Unlock()
+			return len(s.batches), s.batched, s.reaping
+		}
+		add("left", "1")
+		time.Sleep(batchTimeout / 2)
+		add("goes-on", "1")
+		time.Sleep(batchTimeout)
+		synctest.Wait()
+		add("goes-on", "2")
+		if n, _, _ := left(); n != 1 {
+			t.Errorf("%d batches, want the one that goes on", n)
+		}
+		time.Sleep(4 * batchTimeout)
+		synctest.Wait()
+		if n, octets, reaping := left(); n != 0 || octets != 0 || reaping {
+			t.Errorf("%d batches of %d octets are left", n, octets)
+		}
+		add("again", "1")
+		if _, _, reaping := left(); !reaping {
+			t.Error("nobody looks after the next one")
+		}
+		time.Sleep(3 * batchTimeout)
+	})
 }
 
 // Consumers follow when their stream's retention changes.

@@ -74,6 +74,7 @@ type Stream struct {
 	batchMu sync.Mutex
 	batches map[string]*stagedBatch // by id
 	batched int                     // octets in them
+	reaping bool                    // reapBatches is going to run
 
 	durMu   sync.Mutex
 	pending []pendingState // applied and not durable yet, oldest first
