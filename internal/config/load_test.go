@@ -345,6 +345,18 @@ func TestIncludeNamesTheIncludedFile(t *testing.T) {
 	}
 }
 
+func TestIncludeThatIsMissing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "main.conf")
+	if err := os.WriteFile(path, []byte("port: 4222\n\ninclude 'gone.conf'\ndebug: true\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Load(path, Edge)
+	want := path + ":3: cannot read the included file gone.conf: "
+	if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "braces") {
+		t.Errorf("got %v, want it to start with %s", err, want)
+	}
+}
+
 // TestSuggestions checks that a typo of any supported key leads back to it.
 func TestSuggestions(t *testing.T) {
 	d := &decoder{program: Edge}
