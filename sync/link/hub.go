@@ -314,6 +314,9 @@ func (h *Hub) serve(conn *quic.Conn) {
 	}
 	close(c.done)
 	reason := explain(cause, c.id.Addr, h.conf.Timing.Idle).Error()
+	if bye.Code == frame.CodeShutdown {
+		reason = bye.Text // not that of the context
+	}
 	if bye.Code == frame.CodeProtocol || bye.Code == frame.CodeTooLarge {
 		h.refuse("bad "+c.id.EdgeID, "edge broke the protocol", "edge", c.id.EdgeID, "name", c.id.Name, "addr", c.id.Addr, "error", bye.Text)
 	}
