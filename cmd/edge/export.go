@@ -2,11 +2,13 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"petiole/internal/admin"
 	"petiole/internal/app"
 	"petiole/sync/link"
 )
@@ -20,6 +22,11 @@ func exportCommand(f *app.Flags) *cobra.Command {
 	}
 	c.AddCommand(exportList(f))
 	return c
+}
+
+// hasStream reports whether the running edge has the stream.
+func hasStream(js *admin.JetStream, name string) bool {
+	return js != nil && slices.ContainsFunc(js.Streams, func(s admin.Stream) bool { return s.Name == name })
 }
 
 // exportList shows each export of the running edge.
@@ -59,9 +66,15 @@ func exportList(f *app.Flags) *cobra.Command {
 				if e.LagMsgs > 0 {
 					oldest = e.LagAge.Round(time.Second).String()
 				}
-				note := ""
-				if !e.Active { // what failed before does not matter any more
+				note := "-"
+				switch {
+				case e.Active: // what failed before does not matter any more
+				case e.LastError != "":
 					note = e.LastError
+				case !hasStream(st.JetStream, e.Stream):
+					note = "no such stream here yet"
+				case !st.Hub.Connected:
+					note = "the hub is not connected, see edge status"
 				}
 				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\t%s\n", e.Stream, e.To, state, e.Last, e.Through, e.LagMsgs, oldest, e.GapMsgs, note)
 			}

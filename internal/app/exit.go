@@ -65,7 +65,7 @@ func ExitCode(err error) int {
 func storeError(dir string, err error) error {
 	switch {
 	case errors.Is(err, storage.ErrLocked):
-		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is in use by another process: stop it, or choose another directory with -sd (%w)", dir, err))
+		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is %w: stop it, or choose another directory with -sd", dir, storage.ErrLocked))
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrNotExist):
 		return Exit(ExitCannotStore, fmt.Errorf("cannot write to store directory %s: let this user write there, or choose another directory with -sd (%w)", dir, err))
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):

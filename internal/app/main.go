@@ -8,8 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -63,13 +63,17 @@ func Main(p Program) {
 // Run runs the program with args and returns its exit code.
 func Run(p Program, args []string, stdout, stderr io.Writer) int {
 	name := p.Program.String()
+	help := name // the command whose help may help
 	args, err := Args(args)
 	if err == nil {
 		root := Command(p)
 		root.SetArgs(args)
 		root.SetOut(stdout)
 		root.SetErr(stderr)
-		err = root.ExecuteContext(context.Background())
+		var ran *cobra.Command
+		if ran, err = root.ExecuteContextC(context.Background()); ran != nil {
+			help = ran.CommandPath()
+		}
 	}
 	if err == nil {
 		return ExitOK
@@ -78,7 +82,7 @@ func Run(p Program, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "%s: %s\n", name, line)
 	}
 	if ExitCode(err) == ExitUsage {
-		fmt.Fprintf(stderr, "%s: see %s --help\n", name, name)
+		fmt.Fprintf(stderr, "%s: see %s --help\n", name, help)
 	}
 	return ExitCode(err)
 }
@@ -107,13 +111,12 @@ func Command(p Program) *cobra.Command {
 		},
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return Exit(ExitUsage, err) })
-	root.SuggestionsMinimumDistance = 2
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Exit(ExitUsage, flagError(err)) })
 
 	shared := root.PersistentFlags()
 	shared.StringVarP(&f.Config, "config", "c", "", "configuration `file`")
 	shared.StringVar(&f.StoreDir, "store_dir", "", "store `directory` of JetStream (-sd)")
-	shared.StringVar(&f.Socket, "socket", "", "admin socket, if not in the store directory (`path`; for status and the like)")
+	shared.StringVar(&f.Socket, "socket", "", "`path` of the running program's admin socket, for status and the like (default: in the store directory)")
 	shared.SortFlags = false
 
 	own := root.Flags()
@@ -123,7 +126,7 @@ func Command(p Program) *cobra.Command {
 	own.StringVarP(&f.Name, "name", "n", "", "server `name`")
 	own.BoolVar(&f.JS, "jetstream", false, "turn JetStream on (-js)")
 	own.BoolVarP(&f.Debug, "debug", "D", false, "log more")
-	own.BoolVarP(&f.Trace, "trace", "V", false, "log the protocol")
+	own.BoolVarP(&f.Trace, "trace", "V", false, "log the protocol (-DV: both)")
 	own.BoolVarP(&f.LogTime, "logtime", "T", true, "log lines start with the time")
 	own.StringVarP(&f.Log, "log", "l", "", "log `file`")
 	own.StringVarP(&f.PID, "pid", "P", "", "`file` to write the process id to")
@@ -139,9 +142,13 @@ func Command(p Program) *cobra.Command {
 		p.Commands(root, f)
 	}
 	for _, c := range allCommands(root) {
+		c.SuggestionsMinimumDistance = 2
 		if c != root && c.Args == nil {
 			c.Args = func(cmd *cobra.Command, args []string) error {
 				if len(args) > 0 {
+					if cmd.HasSubCommands() {
+						return Exit(ExitUsage, fmt.Errorf("unknown command %q of %s%s", args[0], cmd.CommandPath(), suggest(cmd, args[0])))
+					}
 					return Exit(ExitUsage, fmt.Errorf("%s takes no argument %q%s", cmd.CommandPath(), args[0], suggest(cmd, args[0])))
 				}
 				return nil
@@ -149,6 +156,20 @@ func Command(p Program) *cobra.Command {
 		}
 	}
 	return root
+}
+
+// flagError says what is accepted, where the flags' own words name the function
+// that refused the value.
+func flagError(err error) error {
+	var num *strconv.NumError
+	if !errors.As(err, &num) {
+		return err
+	}
+	accepted := "a number"
+	if num.Func == "ParseBool" {
+		accepted = "true or false"
+	}
+	return fmt.Errorf("%s; accepted: %s", strings.TrimSuffix(err.Error(), ": "+num.Error()), accepted)
 }
 
 func allCommands(c *cobra.Command) []*cobra.Command {
@@ -339,15 +360,11 @@ func (n *Node) announce() {
 		slog.String("clients", n.Broker.ClientURL()),
 	}
 	if n.Engine != nil {
-		dir, err := filepath.Abs(n.Config.JetStream.StoreDir)
-		if err != nil {
-			dir = n.Config.JetStream.StoreDir
-		}
 		sync := "always"
 		if d := n.Config.JetStream.SyncInterval; d > 0 {
 			sync = d.String()
 		}
-		attrs = append(attrs, slog.String("store_dir", dir), slog.String("sync_interval", sync), slog.Int("streams", len(n.Engine.Streams())))
+		attrs = append(attrs, slog.String("store_dir", n.storeDir()), slog.String("sync_interval", sync), slog.Int("streams", len(n.Engine.Streams())))
 	} else {
 		attrs = append(attrs, slog.String("jetstream", "off"))
 	}

@@ -153,7 +153,7 @@ func (n *Node) Status() admin.Status {
 		Broker:     admin.FromBroker(n.Broker.Stats()),
 	}
 	if n.Engine != nil {
-		js := &admin.JetStream{StoreDir: n.Config.JetStream.StoreDir, SyncInterval: n.Config.JetStream.SyncInterval, Streams: []admin.Stream{}}
+		js := &admin.JetStream{StoreDir: n.storeDir(), SyncInterval: n.Config.JetStream.SyncInterval, Streams: []admin.Stream{}}
 		for _, s := range n.Engine.Streams() {
 			state := s.DurableState()
 			js.Streams = append(js.Streams, admin.Stream{Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last})
@@ -164,6 +164,16 @@ func (n *Node) Status() admin.Status {
 		n.link.Describe(&st)
 	}
 	return st
+}
+
+// storeDir names the store directory in full: whoever reads it may be in
+// another directory than the program.
+func (n *Node) storeDir() string {
+	dir, err := filepath.Abs(n.Config.JetStream.StoreDir)
+	if err != nil {
+		return n.Config.JetStream.StoreDir
+	}
+	return dir
 }
 
 // Stop ends everything in the opposite order: no new admin questions, no

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"text/tabwriter"
 	"time"
 
@@ -29,6 +31,9 @@ func (f *Flags) Ask(cmd *cobra.Command) (admin.Status, error) {
 	st, err := admin.Ask(ctx, path)
 	if errors.Is(err, admin.ErrNotRunning) {
 		err = fmt.Errorf("%w; start the program with JetStream, or say where it runs with -c, -sd or --socket", err)
+		if dir, wdErr := os.Getwd(); wdErr == nil && !filepath.IsAbs(path) {
+			err = fmt.Errorf("%w; %s was looked for in %s: ask from the directory that the program was started in", err, path, dir)
+		}
 	}
 	return st, Exit(ExitUnavailable, err)
 }
@@ -82,7 +87,11 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		}
 		row("store", "%s, sync %s", js.StoreDir, sync)
 		for _, s := range js.Streams {
-			row("stream "+s.Name, "%d messages (%s), %d to %d", s.Msgs, Bytes(s.Bytes), s.First, s.Last)
+			if s.Msgs == 0 { // its first is the one to come
+				row("stream "+s.Name, "empty, last was %d", s.Last)
+				continue
+			}
+			row("stream "+s.Name, "%s (%s), %d to %d", count(s.Msgs, "message"), Bytes(s.Bytes), s.First, s.Last)
 		}
 	} else {
 		row("jetstream", "off")
@@ -92,9 +101,9 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		case h.Connected:
 			row("hub", "%s at %s, connected for %s, round trip %s", h.HubName, h.URL, time.Since(h.Since).Round(time.Second), h.RTT.Round(10*time.Microsecond))
 		case h.LastError != "":
-			row("hub", "not connected: %s (%d attempts)", h.LastError, h.Attempts)
+			row("hub", "not connected: %s (%s)", h.LastError, count(uint64(h.Attempts), "attempt"))
 		default:
-			row("hub", "not connected (%d attempts)", h.Attempts)
+			row("hub", "not connected (%s)", count(uint64(h.Attempts), "attempt"))
 		}
 		for _, e := range h.Exports {
 			row("export "+e.Stream, "%s", exportText(&e, time.Now()))
@@ -126,13 +135,13 @@ func exportText(e *link.ExportStatus, now time.Time) string {
 		text += fmt.Sprintf(", %.0f messages/s (%s/s)", e.MsgRate, Bytes(uint64(e.ByteRate)))
 	}
 	if e.Gaps > 0 {
-		text += fmt.Sprintf(", %d gaps of %d messages lost before they were sent", e.Gaps, e.GapMsgs)
+		text += fmt.Sprintf(", %s of %s lost before they were sent", count(e.Gaps, "gap"), count(e.GapMsgs, "message"))
 		if e.DamagedMsgs > 0 {
 			text += fmt.Sprintf(" (%d damaged on disk)", e.DamagedMsgs)
 		}
 	}
 	if e.Regressions > 0 {
-		text += fmt.Sprintf(", history cut %d times", e.Regressions)
+		text += fmt.Sprintf(", history cut %s", count(e.Regressions, "time"))
 	}
 	switch {
 	case e.LastError == "":
@@ -142,6 +151,14 @@ func exportText(e *link.ExportStatus, now time.Time) string {
 		text += ", " + e.LastError
 	}
 	return text
+}
+
+// count renders a number of things for people.
+func count(n uint64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // Bytes renders a size for people.
