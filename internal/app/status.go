@@ -114,7 +114,10 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		for _, e := range h.Edges {
 			row("edge "+e.Name, "%s from %s for %s, round trip %s", e.EdgeID, e.Addr, time.Since(e.Since).Round(time.Second), e.RTT.Round(10*time.Microsecond))
 			for _, x := range e.Exports {
-				text := fmt.Sprintf("%s from %s, through %d, %.0f messages/s", x.To, x.Stream, x.Through, x.MsgRate)
+				text := fmt.Sprintf("%s from %s, through %d", x.To, x.Stream, x.Through)
+				if x.MsgRate >= 0.05 {
+					text += fmt.Sprintf(", %s messages/s", rate(x.MsgRate))
+				}
 				if x.Error != "" {
 					text += ", " + x.Error
 				}
@@ -131,8 +134,8 @@ func exportText(e *link.ExportStatus, now time.Time) string {
 	if e.LagMsgs > 0 {
 		text += fmt.Sprintf(", %d behind (about %s, oldest %s ago)", e.LagMsgs, Bytes(e.LagBytes), e.LagAge.Round(time.Second))
 	}
-	if e.MsgRate > 0 {
-		text += fmt.Sprintf(", %.0f messages/s (%s/s)", e.MsgRate, Bytes(uint64(e.ByteRate)))
+	if e.MsgRate >= 0.05 {
+		text += fmt.Sprintf(", %s messages/s (%s/s)", rate(e.MsgRate), Bytes(uint64(e.ByteRate)))
 	}
 	if e.Gaps > 0 {
 		text += fmt.Sprintf(", %s of %s lost before they were sent", count(e.Gaps, "gap"), count(e.GapMsgs, "message"))
@@ -151,6 +154,14 @@ func exportText(e *link.ExportStatus, now time.Time) string {
 		text += ", " + e.LastError
 	}
 	return text
+}
+
+// rate renders a number per second for people: slow ones are not nothing.
+func rate(perSecond float64) string {
+	if perSecond < 9.95 {
+		return fmt.Sprintf("%.1f", perSecond)
+	}
+	return fmt.Sprintf("%.0f", perSecond)
 }
 
 // count renders a number of things for people.
