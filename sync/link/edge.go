@@ -239,7 +239,11 @@ func (e *Edge) after(t *target, s *session, err error) {
 	if code == frame.CodeSuperseded {
 		err = fmt.Errorf("%w; if this edge has been cloned, give each clone a device key of its own (move %s away)", err, DeviceFile)
 	}
-	e.fail("link to hub ended", t.url, err)
+	what := "link to hub ended"
+	if !s.welcomed {
+		what = "hub answers, but there is no link"
+	}
+	e.fail(what, t.url, err)
 }
 
 // refused puts the next attempt off, longer each time.
@@ -363,9 +367,10 @@ func (e *Edge) attemptFailed(t *target, began time.Time, err error) {
 		tr   *quic.TransportError
 		ht   *quic.HandshakeTimeoutError
 	)
+	what := "hub cannot be reached"
 	switch {
 	case errors.As(err, &cert):
-		err = cert
+		what, err = "hub answers, but is not trusted", cert
 		refused()
 	case errors.As(err, &tr):
 		err = fmt.Errorf("%s refused the connection: %w; check that a petiole hub of a matching version listens there", t.url, err)
@@ -378,7 +383,7 @@ func (e *Edge) attemptFailed(t *target, began time.Time, err error) {
 	default:
 		err = fmt.Errorf("connect to %s: %w", t.url, err)
 	}
-	e.fail("hub cannot be reached", t.url, err)
+	e.fail(what, t.url, err)
 }
 
 // Receive windows at the edge, which receives control frames only.
