@@ -496,7 +496,11 @@ func TestPositionIsDurable(t *testing.T) {
 		t.Fatalf("position %+v", p)
 	}
 	if last := st.DurableState().Last; last != 1 {
-		t.Errorf("position 1 was told, durable is %d", last)
+		t.Fatalf("position 1 was told, durable is %d", last)
 	}
-	<-done
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Error("durable, and not acknowledged")
+	}
 }
