@@ -502,6 +502,8 @@ func (c *Config) uplink(d *decoder, v value, _ string) {
 		d.fail(v, "user and nkey_seed_file exclude each other", "", "keep one of them")
 	case u.User == "" && u.Password != "":
 		d.fail(v, "password without user", "", "add user")
+	case u.User != "" && u.Password == "":
+		d.fail(v, "user without password", "", "add password") // a hub has no users without one
 	}
 	d.readable(v, "nkey_seed_file", u.NkeySeedFile)
 	c.Uplink = u

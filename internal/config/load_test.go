@@ -233,6 +233,11 @@ func TestMistakes(t *testing.T) {
 			want: []string{`FILE:1: hub.urls: bad value "nats://h:1"; accepted: "quic://host:port", or a list of them`},
 		},
 		{
+			name: "user without password for the hub",
+			text: "hub { url: \"quic://h\", user: plant }\n",
+			want: []string{"FILE:1: hub: user without password; add password"},
+		},
+		{
 			name: "missing seed file",
 			text: "hub { url: \"quic://h\", nkey_seed_file: /does/not/exist }\n",
 			want: []string{"FILE:1: hub.nkey_seed_file: cannot read /does/not/exist: no such file or directory; check the name and who may read it"},
