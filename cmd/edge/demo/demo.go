@@ -371,9 +371,9 @@ func (d *demo) lookAround() {
 		"nats -s " + st.ClientURL + " pub plant.test hello",
 		"nats -s " + hub + " stream view PLANT_READINGS",
 		"nats -s " + hub + " stream info PLANT_SALES",
-		"edge status -sd " + filepath.Join(d.dir, "edge"),
-		"edge export ls -sd " + filepath.Join(d.dir, "edge"),
-		"hub status -sd " + filepath.Join(d.dir, "hub"),
+		d.Edge + " status -sd " + filepath.Join(d.dir, "edge"),
+		d.Edge + " export ls -sd " + filepath.Join(d.dir, "edge"),
+		d.Hub + " status -sd " + filepath.Join(d.dir, "hub"),
 		"kill -9 " + strconv.Itoa(d.hub.pid()) + "    # and publish on",
 	} {
 		fmt.Fprintln(d.Out, "  "+line)
