@@ -35,6 +35,7 @@ import (
 	"petiole/internal/jetstream/command"
 	"petiole/storage"
 	"petiole/storage/metadb"
+	"petiole/storage/msgstore"
 	"petiole/storage/vfs"
 	"petiole/storage/wal"
 )
@@ -210,6 +211,7 @@ func (e *Engine) recover() error {
 	} else if !errors.Is(err, storage.ErrNotFound) {
 		return err
 	}
+	knownGroups := e.nextGroup // of those below it the meta database knows what became of them
 	var records []streamRecord
 	err := e.meta.ForEach(bucketMeta, prefixStream, func(key string, value []byte) error {
 		var r streamRecord
@@ -220,6 +222,18 @@ func (e *Engine) recover() error {
 		return nil
 	})
 	if err != nil {
+		return err
+	}
+	e.wal, err = wal.Open(wal.Options{
+		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
+		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
+		OnFail: e.fail, Log: e.log,
+	})
+	if err != nil {
+		return err
+	}
+	e.prop = newLocalProposer(e.wal)
+	if err := e.checkStores(records); err != nil {
 		return err
 	}
 	known := map[string]bool{}
@@ -249,24 +263,23 @@ func (e *Engine) recover() error {
 		return err
 	}
 
-	e.wal, err = wal.Open(wal.Options{
-		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
-		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
-		OnFail: e.fail, Log: e.log,
-	})
-	if err != nil {
-		return err
-	}
-	e.prop = newLocalProposer(e.wal)
 	replayed := 0
 	last := storage.LSN(0)
+	created := map[storage.GroupID]bool{} // in what is left of the log
 	err = e.wal.Replay(func(r wal.Record) error {
 		replayed++
 		last = r.LSN
 		if r.Group == storage.MetaGroup {
+			var c command.StreamCreate
+			if command.KindOf(r.Data) == command.KindStreamCreate && c.Decode(r.Data) == nil {
+				created[storage.GroupID(c.Group)] = true
+			}
 			return e.applyMeta(&r)
 		}
 		s := e.groups[r.Group]
+		if s == nil && uint64(r.Group) >= knownGroups && !created[r.Group] {
+			return metaLost(e.meta.Path(), fmt.Sprintf("record %d of the log belongs to the stream of group %d", r.LSN, r.Group))
+		}
 		if s == nil || s.memory || r.LSN <= s.store.Applied() {
 			return nil // gone, empty after every start, or checkpointed
 		}
@@ -283,16 +296,92 @@ func (e *Engine) recover() error {
 	}
 	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
 	for _, d := range dirs {
-		if s := e.groups[parseGroupDir(d.Name())]; s == nil && !known[d.Name()] {
-			if err := os.RemoveAll(filepath.Join(e.o.Dir, "streams", d.Name())); err != nil {
+		group := parseGroupDir(d.Name())
+		if e.groups[group] != nil || known[d.Name()] {
+			continue
+		}
+		// Deleted, or made for a creation that never became a record: then
+		// nothing was ever checkpointed into it. Anything else is a stream
+		// that only a lost meta database knew of.
+		if uint64(group) >= knownGroups && !created[group] {
+			if err := e.unused(group); err != nil {
 				return err
 			}
+		}
+		if err := os.RemoveAll(filepath.Join(e.o.Dir, "streams", d.Name())); err != nil {
+			return err
 		}
 	}
 	if replayed > 0 || len(records) > 0 {
 		e.log.Info("JetStream recovered", "streams", len(e.groups), "replayed_records", replayed)
 	}
 	return nil
+}
+
+// checkStores returns an error if a known stream's messages are gone from the
+// disk: opening would begin an empty store, and what had been checkpointed would
+// be missed by nobody. A log that still has the creation gives all of it back.
+func (e *Engine) checkStores(records []streamRecord) error {
+	missing := map[storage.GroupID]*streamRecord{}
+	for i := range records {
+		r := &records[i]
+		if r.Config.Storage == api.MemoryStorage {
+			continue
+		}
+		_, err := os.Stat(e.storePath(storage.GroupID(r.Group)))
+		if errors.Is(err, os.ErrNotExist) {
+			missing[storage.GroupID(r.Group)] = r
+		} else if err != nil {
+			return fmt.Errorf("stream %q: %w", r.Name, err)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	err := e.wal.Replay(func(r wal.Record) error {
+		var c command.StreamCreate
+		if r.Group == storage.MetaGroup && command.KindOf(r.Data) == command.KindStreamCreate && c.Decode(r.Data) == nil {
+			delete(missing, storage.GroupID(c.Group))
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the log: %w", err)
+	}
+	for group, r := range missing {
+		return fmt.Errorf("%w: stream %q: its file %s is gone, and the log does not reach back to the stream's creation: restore the file, "+
+			"with what else belongs to this store", storage.ErrCorrupt, r.Name, e.storePath(group))
+	}
+	return nil
+}
+
+// storePath is where msgstore keeps the messages of a group.
+func (e *Engine) storePath(g storage.GroupID) string {
+	return filepath.Join(e.o.Dir, "streams", groupDir(g), msgstore.FileName)
+}
+
+// unused returns an error if the directory of a group that nothing else tells of
+// has been a stream's.
+func (e *Engine) unused(group storage.GroupID) error {
+	store, err := e.openStore(group, api.FileStorage)
+	if err != nil {
+		return metaLost(e.meta.Path(), fmt.Sprintf("nothing is known of directory %s: %v", groupDir(group), err))
+	}
+	applied := store.Applied()
+	if err := store.Close(); err != nil {
+		return err
+	}
+	if applied > 0 {
+		return metaLost(e.meta.Path(), fmt.Sprintf("directory %s holds a stream, checkpointed at record %d of the log", groupDir(group), applied))
+	}
+	return nil
+}
+
+// metaLost is the error for traces of a stream that the meta database, which
+// would have to know of it, has nothing about.
+func metaLost(path, trace string) error {
+	return fmt.Errorf("%w: %s, but %s does not know it: that file was lost or is an older copy, restore the one that belongs to this store",
+		storage.ErrCorrupt, trace, path)
 }
 
 // start makes the recovered streams live and registers the handlers.

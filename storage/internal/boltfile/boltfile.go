@@ -30,9 +30,12 @@ func Open(path string, o bbolt.Options, init func(*bbolt.Tx) error) (*bbolt.DB, 
 	if o.Timeout == 0 {
 		o.Timeout = LockTimeout
 	}
-	_, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	fi, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		err = create(path, o, init)
+	case err == nil && fi.Size() == 0: // bbolt would take it for a new one
+		return nil, &storage.CorruptError{File: path, Reason: "the file is empty, which it never is when it was created, move it away or restore it"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, err)

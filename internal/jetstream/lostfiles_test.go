@@ -1,0 +1,96 @@
+package jetstream
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/internal/broker"
+	"petiole/storage"
+)
+
+// A file of the store that is gone, or empty, is an error that leaves the rest
+// alone, unless the log gives all of it back.
+func TestLostFiles(t *testing.T) {
+	ctx := testContext(t)
+	fill := func(t *testing.T, trimmed bool) (dir string) {
+		dir = t.TempDir()
+		n := startNode(t, dir)
+		_, js := n.connect()
+		must(js.CreateStream(ctx, jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}}))
+		for range 10 {
+			must(js.Publish(ctx, "s.x", []byte("kept")))
+		}
+		if !trimmed {
+			n.crash()
+			return dir
+		}
+		n.stop()
+		for range 2 { // the log forgets the segments before the last
+			n = startNode(t, dir)
+			_, js = n.connect()
+			must(js.Publish(ctx, "s.x", []byte("kept too")))
+			n.stop()
+		}
+		return dir
+	}
+	open := func(t *testing.T, dir string) error {
+		t.Helper()
+		srv := must(broker.New(broker.Options{Host: "127.0.0.1", Port: -1, JetStream: true}))
+		e, err := Open(Options{Account: srv.Account(), Dir: dir, SegmentSize: 1 << 20})
+		if err == nil {
+			err = errors.Join(errors.New("it opens"), e.Close())
+		}
+		return err
+	}
+	msgs := filepath.Join("streams", groupDir(2), "msgs.db")
+	empty := func(path string) error { return os.Truncate(path, 0) }
+	for _, c := range []struct {
+		name, file string
+		trimmed    bool
+		damage     func(string) error
+		want       string // in the error; "": everything is still there
+	}{
+		{"meta.db is gone", "meta.db", true, os.Remove, "meta.db does not know it"},
+		{"meta.db is empty", "meta.db", true, empty, "the file is empty"},
+		{"messages are gone", msgs, true, os.Remove, "is gone"},
+		{"messages are empty", msgs, true, empty, "the file is empty"},
+		{"meta.db is gone, the log has all", "meta.db", false, os.Remove, ""},
+		{"messages are gone, the log has all", msgs, false, os.Remove, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := fill(t, c.trimmed)
+			path := filepath.Join(dir, c.file)
+			good := must(os.ReadFile(path))
+			if err := c.damage(path); err != nil {
+				t.Fatal(err)
+			}
+			if c.want != "" {
+				for range 2 { // trying again changes nothing
+					if err := open(t, dir); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
+						t.Fatalf("opened: %v; want corrupt data and %q", err, c.want)
+					}
+				}
+				if err := os.WriteFile(path, good, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n := startNode(t, dir)
+			s, ok := n.e.Stream("S")
+			if !ok {
+				t.Fatal("the stream is gone")
+			}
+			want := uint64(10)
+			if c.trimmed {
+				want = 12
+			}
+			if st := s.DurableState(); st.Msgs != want || st.First != 1 || st.Last != want {
+				t.Fatalf("state %+v, want %d messages", st, want)
+			}
+		})
+	}
+}
