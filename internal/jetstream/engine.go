@@ -26,6 +26,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -79,8 +80,11 @@ var ErrClosed = errors.New("JetStream has been closed")
 // What the meta machine keeps in the meta database.
 const (
 	bucketMeta   = "jetstream"
-	prefixStream = "stream/"    // + group in decimal → JSON of streamRecord
-	keyNextGroup = "next_group" // the group of the next stream, in decimal
+	prefixStream = "stream/" // + group in decimal → JSON of streamRecord
+	// The group of the next stream, and after a space those of the streams there
+	// are, with commas: "4 2,3". A damaged page that hides a record would else
+	// look like a stream that was deleted. Without a space the writer was older.
+	keyNextGroup = "next_group"
 )
 
 func streamKey(g uint64) string { return prefixStream + strconv.FormatUint(g, 10) }
@@ -112,6 +116,9 @@ type Engine struct {
 	touched []*Stream
 	acks    *broker.Publisher
 	scratch []byte
+	// keptNext is what the meta database has as the next group. nextGroup may
+	// be ahead of it by a creation that is on its way through the log.
+	keptNext uint64
 
 	nextGroup uint64 // under mu
 	lastLSN   atomic.Uint64
@@ -204,13 +211,15 @@ func Open(o Options) (_ *Engine, err error) {
 
 // recover opens the streams that the meta database knows and replays the log.
 func (e *Engine) recover() error {
+	listed, hasList := map[uint64]bool{}, false
 	if b, err := e.meta.Get(bucketMeta, keyNextGroup); err == nil {
-		if e.nextGroup, err = strconv.ParseUint(string(b), 10, 64); err != nil {
-			return fmt.Errorf("%w: next group %q", storage.ErrCorrupt, b)
+		if e.nextGroup, listed, hasList, err = parseGroups(string(b)); err != nil {
+			return fmt.Errorf("%w: next group %q in %s", storage.ErrCorrupt, b, e.meta.Path())
 		}
 	} else if !errors.Is(err, storage.ErrNotFound) {
 		return err
 	}
+	e.keptNext = e.nextGroup
 	knownGroups := e.nextGroup // of those below it the meta database knows what became of them
 	var records []streamRecord
 	err := e.meta.ForEach(bucketMeta, prefixStream, func(key string, value []byte) error {
@@ -219,10 +228,18 @@ func (e *Engine) recover() error {
 			return fmt.Errorf("%w: record of stream group %s: %v", storage.ErrCorrupt, key, err)
 		}
 		records = append(records, r)
+		if hasList && (!listed[r.Group] || key != streamKey(r.Group)) {
+			return fmt.Errorf("%w: %s has a record %s of stream %q, group %d, that its list of streams does not have",
+				storage.ErrCorrupt, e.meta.Path(), key, r.Name, r.Group)
+		}
+		delete(listed, r.Group)
 		return nil
 	})
 	if err != nil {
 		return err
+	}
+	for group := range listed {
+		return fmt.Errorf("%w: %s has lost its record of the stream of group %d: restore the file", storage.ErrCorrupt, e.meta.Path(), group)
 	}
 	e.wal, err = wal.Open(wal.Options{
 		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
@@ -689,10 +706,11 @@ func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 	}
 	err = e.meta.Put(bucketMeta,
 		metadb.KV{Key: streamKey(c.Group), Value: b},
-		metadb.KV{Key: keyNextGroup, Value: strconv.AppendUint(nil, c.Group+1, 10)})
+		metadb.KV{Key: keyNextGroup, Value: e.appendGroups(c.Group+1, c.Group)})
 	if err != nil {
 		return fmt.Errorf("creating stream %q: %w", c.Name, err)
 	}
+	e.keptNext = c.Group + 1
 	e.addStream(s)
 	if !e.live {
 		return nil
@@ -711,7 +729,10 @@ func (e *Engine) applyDelete(c *command.StreamDelete, r *wal.Record) error {
 	s := e.groups[storage.GroupID(c.Group)]
 	if s != nil {
 		e.removeStream(s)
-		if err := e.meta.Put(bucketMeta, metadb.KV{Key: streamKey(c.Group)}); err != nil {
+		err := e.meta.Put(bucketMeta,
+			metadb.KV{Key: streamKey(c.Group)},
+			metadb.KV{Key: keyNextGroup, Value: e.appendGroups(e.keptNext, 0)})
+		if err != nil {
 			return fmt.Errorf("deleting stream %q: %w", s.name, err)
 		}
 		s.stop()
@@ -727,6 +748,48 @@ func (e *Engine) applyDelete(c *command.StreamDelete, r *wal.Record) error {
 		t.fn(callResult{})
 	}
 	return nil
+}
+
+// appendGroups returns the value under keyNextGroup; with, unless 0, is a group
+// not yet among the engine's.
+func (e *Engine) appendGroups(next, with uint64) []byte {
+	groups := make([]uint64, 0, len(e.groups)+1)
+	for g := range e.groups {
+		groups = append(groups, uint64(g))
+	}
+	if with != 0 {
+		groups = append(groups, with)
+	}
+	slices.Sort(groups)
+	b := append(strconv.AppendUint(nil, next, 10), ' ')
+	for i, g := range groups {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendUint(b, g, 10)
+	}
+	return b
+}
+
+// parseGroups reads what appendGroups wrote; listed is false for a value
+// without a list.
+func parseGroups(v string) (next uint64, groups map[uint64]bool, listed bool, err error) {
+	head, list, listed := strings.Cut(v, " ")
+	if next, err = strconv.ParseUint(head, 10, 64); err != nil {
+		return 0, nil, false, err
+	}
+	groups = map[uint64]bool{}
+	if list == "" {
+		return next, groups, listed, nil
+	}
+	for _, f := range strings.Split(list, ",") {
+		g, err := strconv.ParseUint(f, 10, 64)
+		if err != nil {
+			return 0, nil, false, err
+		}
+		groups[g] = true
+	}
+	return next, groups, listed, nil
 }
 
 func groupDir(g storage.GroupID) string { return fmt.Sprintf("%016x", uint64(g)) }

@@ -11,6 +11,7 @@ import (
 
 	"petiole/internal/broker"
 	"petiole/storage"
+	"petiole/storage/metadb"
 )
 
 // A file of the store that is gone, or empty, is an error that leaves the rest
@@ -49,6 +50,13 @@ func TestLostFiles(t *testing.T) {
 	}
 	msgs := filepath.Join("streams", groupDir(2), "msgs.db")
 	empty := func(path string) error { return os.Truncate(path, 0) }
+	hide := func(path string) error { // as a flipped bit in a page of bbolt may
+		db, err := metadb.Open(path)
+		if err != nil {
+			return err
+		}
+		return errors.Join(db.Put(bucketMeta, metadb.KV{Key: streamKey(2)}), db.Close())
+	}
 	for _, c := range []struct {
 		name, file string
 		trimmed    bool
@@ -56,11 +64,12 @@ func TestLostFiles(t *testing.T) {
 		want       string // in the error; "": everything is still there
 	}{
 		{"meta.db is gone", "meta.db", true, os.Remove, "meta.db does not know it"},
-		{"meta.db is empty", "meta.db", true, empty, "the file is empty"},
+		{"meta.db is empty", "meta.db", true, empty, "has been cut"},
 		{"messages are gone", msgs, true, os.Remove, "is gone"},
-		{"messages are empty", msgs, true, empty, "the file is empty"},
+		{"messages are empty", msgs, true, empty, "has been cut"},
 		{"meta.db is gone, the log has all", "meta.db", false, os.Remove, ""},
 		{"messages are gone, the log has all", msgs, false, os.Remove, ""},
+		{"a record of meta.db is hidden", "meta.db", true, hide, "lost its record"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := fill(t, c.trimmed)

@@ -22,6 +22,9 @@ import (
 // LockTimeout is how long Open waits for another process to let go of a file.
 const LockTimeout = time.Second
 
+// minSize is what every database exceeds: two pages of the smallest size.
+const minSize = 2 * 4096
+
 // Open opens the file at path. If there is none it is created (mode 0600), and
 // appears under its name only once init has succeeded and everything is on
 // disk. Errors are storage.ErrLocked if another process has it open, and
@@ -34,8 +37,8 @@ func Open(path string, o bbolt.Options, init func(*bbolt.Tx) error) (*bbolt.DB, 
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		err = create(path, o, init)
-	case err == nil && fi.Size() == 0: // bbolt would take it for a new one
-		return nil, &storage.CorruptError{File: path, Reason: "the file is empty, which it never is when it was created, move it away or restore it"}
+	case err == nil && fi.Size() < minSize: // an empty one bbolt would take for new
+		return nil, &storage.CorruptError{File: path, Reason: fmt.Sprintf("the file has been cut to %d bytes, restore it", fi.Size())}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, err)
