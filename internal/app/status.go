@@ -101,9 +101,9 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		case h.Connected:
 			row("hub", "%s at %s, connected for %s, round trip %s", h.HubName, h.URL, time.Since(h.Since).Round(time.Second), h.RTT.Round(10*time.Microsecond))
 		case h.LastError != "":
-			row("hub", "not connected: %s (%s)", h.LastError, count(uint64(h.Attempts), "attempt"))
+			row("hub", "not connected: %s (%s)", h.LastError, count(h.Attempts, "attempt"))
 		default:
-			row("hub", "not connected (%s)", count(uint64(h.Attempts), "attempt"))
+			row("hub", "not connected (%s)", count(h.Attempts, "attempt"))
 		}
 		for _, e := range h.Exports {
 			row("export "+e.Stream, "%s", exportText(&e, time.Now()))
