@@ -229,11 +229,14 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 	if err := t.verify(ctx); err != nil {
 		return err
 	}
-	p50, _ := report(fmt.Sprintf("%d hub restarts at a round trip of %v, hub's first answer to first message stored", o.rttRuns, 2*relayDelay), took)
-	// One round trip too many would show in every restart; single ones may be
-	// late because the machine is busy.
+	p50, p95 := report(fmt.Sprintf("%d hub restarts at a round trip of %v, hub's first answer to first message stored", o.rttRuns, 2*relayDelay), took)
+	// One round trip too many would show in every restart; in a short run single
+	// ones may be late because the machine is busy.
 	if p50 > rttLimit {
 		return fmt.Errorf("p50 is %v, the limit %v (2.5 round trips and 20 ms)", p50, rttLimit)
+	}
+	if o.rttRuns >= 20 && p95 > rttLimit {
+		return fmt.Errorf("p95 is %v, the limit %v (2.5 round trips and 20 ms)", p95, rttLimit)
 	}
 	return nil
 }

@@ -65,6 +65,13 @@ func parsePin(pin string) ([sha256.Size]byte, error) {
 	return [sha256.Size]byte(b), nil
 }
 
+// helloCurves keeps the edge's first flight within one datagram. A hybrid key
+// share (X25519MLKEM768) makes it two, and when the first of them is lost, or
+// arrives just before the hub listens, the hub answers half a hello and the
+// handshake waits for a retransmission, several round trips long. The price is
+// that recorded traffic is not safe from a future quantum computer.
+var helloCurves = []tls.CurveID{tls.X25519, tls.CurveP256}
+
 // clientTLS returns the TLS configuration for one URL. What it refuses is a
 // *CertError.
 func clientTLS(c *ClientTLS, url, host string) (*tls.Config, error) {
@@ -73,9 +80,10 @@ func clientTLS(c *ClientTLS, url, host string) (*tls.Config, error) {
 		name = c.ServerName
 	}
 	conf := &tls.Config{
-		MinVersion: tls.VersionTLS13,
-		NextProtos: []string{frame.ALPN},
-		ServerName: name,
+		MinVersion:       tls.VersionTLS13,
+		NextProtos:       []string{frame.ALPN},
+		ServerName:       name,
+		CurvePreferences: helloCurves,
 		// Verification is done below, in all cases, so that a failure can
 		// name what came and what was expected.
 		InsecureSkipVerify: true,
