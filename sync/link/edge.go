@@ -455,9 +455,17 @@ func resolve(ctx context.Context, addr string) (*net.UDPAddr, error) {
 	return &net.UDPAddr{IP: ip.IP, Port: p, Zone: ip.Zone}, nil
 }
 
-// saveEvery is how long acknowledged positions may go unsaved. Losing some
-// costs comparing a few more batches at the next start, nothing else.
-const saveEvery = time.Second
+// Acknowledged positions are saved when none has come for saveQuiet, and after
+// saveEvery if they keep coming. After a crash, losing some costs comparing a
+// few more batches. For a copy of the store that is restored later it decides
+// how much is sent twice: what the hub acknowledged beyond the saved positions,
+// if the hub has gone on by more batches than its ladder holds. So a copy made
+// when everything had arrived is to have it all, and saving must not compete
+// with publishers for the disk while they are busy.
+const (
+	saveQuiet = 50 * time.Millisecond
+	saveEvery = time.Second
+)
 
 // save stores states that changed, coalesced.
 func (e *Edge) save(ctx context.Context) {
@@ -468,15 +476,22 @@ func (e *Edge) save(ctx context.Context) {
 			return
 		case <-e.saver:
 		}
+		latest := time.After(saveEvery)
+		for quiet := false; !quiet; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-e.saver:
+				continue
+			case <-time.After(saveQuiet):
+			case <-latest:
+			}
+			quiet = true
+		}
 		for _, x := range e.exports {
 			if err := x.save(false); err != nil {
 				x.fail(err)
 			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(saveEvery):
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"petiole/internal/udprelay"
+	"petiole/sync/export"
 	"petiole/sync/frame"
 )
 
@@ -369,6 +370,36 @@ func TestRestoredBackup(t *testing.T) {
 	seqs := r.sink.seqs("PLANT")
 	inOrder(t, seqs[:100], 1, 100)
 	inOrder(t, seqs[100:], 51, 110)
+}
+
+// A copy of the store made soon after all had arrived knows that it had: what
+// has been acknowledged is saved when it grows quiet.
+func TestSavedWhenQuiet(t *testing.T) {
+	r := newRig(t)
+	e := r.edge(t, r.url(), nil)
+	saved := func() uint64 {
+		b, _ := r.states.Get(export.Key(r.stream.UID(), "PLANT"))
+		st, err := export.DecodeState(b)
+		if err != nil || len(st.Ladder) == 0 {
+			return 0
+		}
+		return st.Ladder[len(st.Ladder)-1].Through
+	}
+	best := time.Hour // on a busy machine one try may be late
+	last := uint64(0)
+	for range 5 {
+		for range 3 { // more than one acknowledgement
+			r.stream.addN(5, 20)
+			last += 5
+			until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == last })
+		}
+		begin := time.Now()
+		until(t, "saved", func() bool { return saved() == last })
+		best = min(best, time.Since(begin))
+	}
+	if best > saveEvery/2 {
+		t.Errorf("saved after %v at best", best)
+	}
 }
 
 func TestRecreatedStream(t *testing.T) {
