@@ -2,8 +2,10 @@ package jetstream
 
 import (
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -101,5 +103,40 @@ func TestLostFiles(t *testing.T) {
 				t.Fatalf("state %+v, want %d messages", st, want)
 			}
 		})
+	}
+}
+
+func TestParseGroups(t *testing.T) {
+	for _, c := range []struct {
+		value  string
+		next   uint64
+		groups []uint64
+		listed bool
+		bad    bool
+	}{
+		{value: "4", next: 4}, // as written before there was a list
+		{value: "4 ", next: 4, listed: true},
+		{value: "4 2,3", next: 4, groups: []uint64{2, 3}, listed: true},
+		{value: "", bad: true},
+		{value: "4 2,", bad: true},
+		{value: "x 2", bad: true},
+	} {
+		next, groups, listed, err := parseGroups(c.value)
+		if (err != nil) != c.bad {
+			t.Errorf("%q: %v", c.value, err)
+			continue
+		}
+		if got := slices.Sorted(maps.Keys(groups)); next != c.next || listed != c.listed || !slices.Equal(got, c.groups) {
+			t.Errorf("%q: next %d, groups %d, listed %v", c.value, next, got, listed)
+		}
+		if listed && !c.bad {
+			e := &Engine{groups: map[storage.GroupID]*Stream{}}
+			for _, g := range c.groups {
+				e.groups[storage.GroupID(g)] = nil
+			}
+			if b := e.appendGroups(next, 0); string(b) != c.value {
+				t.Errorf("%q is written as %q", c.value, b)
+			}
+		}
 	}
 }
