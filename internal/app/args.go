@@ -41,6 +41,9 @@ var flagSpecs = []flagSpec{
 	{long: "socket", value: true},
 	{long: "json"},
 	{long: "keep"},
+	{long: "from", value: true},
+	{long: "limit", value: true},
+	{long: "group", value: true},
 
 	{long: "http_port", other: []string{"m"}, value: true, remedy: "`edge status` asks a running server"},
 	{long: "https_port", other: []string{"ms"}, value: true, remedy: "`edge status` asks a running server"},

@@ -137,7 +137,7 @@ func Command(p Program) *cobra.Command {
 	own.BoolVarP(&f.version, "version", "v", false, "print the version and exit")
 	own.BoolP("help", "h", false, "print this help")
 
-	root.AddCommand(statusCommand(f))
+	root.AddCommand(statusCommand(f), storageCommand(f))
 	if p.Commands != nil {
 		p.Commands(root, f)
 	}

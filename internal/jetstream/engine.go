@@ -211,36 +211,15 @@ func Open(o Options) (_ *Engine, err error) {
 
 // recover opens the streams that the meta database knows and replays the log.
 func (e *Engine) recover() error {
-	listed, hasList := map[uint64]bool{}, false
-	if b, err := e.meta.Get(bucketMeta, keyNextGroup); err == nil {
-		if e.nextGroup, listed, hasList, err = parseGroups(string(b)); err != nil {
-			return fmt.Errorf("%w: next group %q in %s", storage.ErrCorrupt, b, e.meta.Path())
-		}
-	} else if !errors.Is(err, storage.ErrNotFound) {
-		return err
-	}
-	e.keptNext = e.nextGroup
-	knownGroups := e.nextGroup // of those below it the meta database knows what became of them
-	var records []streamRecord
-	err := e.meta.ForEach(bucketMeta, prefixStream, func(key string, value []byte) error {
-		var r streamRecord
-		if err := json.Unmarshal(value, &r); err != nil || len(r.UID) != 16 {
-			return fmt.Errorf("%w: record of stream group %s: %v", storage.ErrCorrupt, key, err)
-		}
-		records = append(records, r)
-		if hasList && (!listed[r.Group] || key != streamKey(r.Group)) {
-			return fmt.Errorf("%w: %s has a record %s of stream %q, group %d, that its list of streams does not have",
-				storage.ErrCorrupt, e.meta.Path(), key, r.Name, r.Group)
-		}
-		delete(listed, r.Group)
-		return nil
-	})
+	records, next, err := readRecords(e.meta)
 	if err != nil {
 		return err
 	}
-	for group := range listed {
-		return fmt.Errorf("%w: %s has lost its record of the stream of group %d: restore the file", storage.ErrCorrupt, e.meta.Path(), group)
+	if next != 0 {
+		e.nextGroup = next
 	}
+	e.keptNext = e.nextGroup
+	knownGroups := e.nextGroup // of those below it the meta database knows what became of them
 	e.wal, err = wal.Open(wal.Options{
 		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
 		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,

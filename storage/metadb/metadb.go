@@ -187,3 +187,37 @@ func (d *DB) open(bucket, key string, v []byte) ([]byte, error) {
 	}
 	return v[overhead:], nil
 }
+
+// OpenReadOnly opens the file at path, which must exist, for reading only; Put
+// fails. Errors are those of Open.
+func OpenReadOnly(path string) (*DB, error) {
+	db, err := boltfile.OpenReadOnly(path, false)
+	if err != nil {
+		return nil, err
+	}
+	return &DB{path: path, db: db}, nil
+}
+
+// Verify reads everything in a database opened by OpenReadOnly and calls found
+// for each damage. It returns the number of intact entries.
+func (d *DB) Verify(found func(error)) int {
+	n := 0
+	err := d.view(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+			c := b.Cursor()
+			for k, v := c.First(); k != nil; k, v = c.Next() {
+				if _, err := d.open(string(name), string(k), v); err != nil {
+					found(err)
+				} else {
+					n++
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		found(err)
+	}
+	boltfile.Check(d.db, found)
+	return n
+}

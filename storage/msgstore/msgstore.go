@@ -135,17 +135,9 @@ func create(tx *bbolt.Tx) error {
 func (s *Store) load() error {
 	im := s.image
 	err := im.view(func(tx *bbolt.Tx) error {
-		for _, b := range buckets {
-			if tx.Bucket(b) == nil {
-				return &storage.CorruptError{File: im.path, Reason: fmt.Sprintf("not a message store, it has no bucket %q", b)}
-			}
+		if err := im.identify(tx); err != nil {
+			return err
 		}
-		b := tx.Bucket(bucketStore)
-		c, err := newSealer([16]byte{}, bucketStore).open(keyIdentity, b.Get(keyIdentity))
-		if err != nil || len(c) != 16 {
-			return im.corruptIndex("identity of the store", errors.Join(err, errLayout))
-		}
-		im.seals([16]byte(c))
 		lsn, st, nextID, spans, err := im.readState(tx)
 		if err != nil {
 			return err
@@ -166,6 +158,21 @@ func (s *Store) load() error {
 	if err != nil {
 		return fmt.Errorf("open message store: %w", err)
 	}
+	return nil
+}
+
+// identify checks that the file is a message store and reads whose.
+func (im *image) identify(tx *bbolt.Tx) error {
+	for _, b := range buckets {
+		if tx.Bucket(b) == nil {
+			return &storage.CorruptError{File: im.path, Reason: fmt.Sprintf("not a message store, it has no bucket %q", b)}
+		}
+	}
+	c, err := newSealer([16]byte{}, bucketStore).open(keyIdentity, tx.Bucket(bucketStore).Get(keyIdentity))
+	if err != nil || len(c) != 16 {
+		return im.corruptIndex("identity of the store", errors.Join(err, errLayout))
+	}
+	im.seals([16]byte(c))
 	return nil
 }
 

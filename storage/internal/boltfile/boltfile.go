@@ -5,8 +5,10 @@
 package boltfile
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -110,4 +112,72 @@ func Guard(path string, fn func() error) (err error) {
 		return storage.ErrClosed
 	}
 	return err
+}
+
+// OpenReadOnly opens the file at path for reading only: it changes nothing, and
+// shares the file with other readers. With free, the list of free pages is
+// loaded, so that Stats has their number.
+func OpenReadOnly(path string, free bool) (*bbolt.DB, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	if fi.Size() < minSize {
+		return nil, &storage.CorruptError{File: path, Reason: fmt.Sprintf("the file has been cut to %d bytes", fi.Size())}
+	}
+	return open(path, bbolt.Options{
+		ReadOnly: true, Timeout: LockTimeout, FreelistType: bbolt.FreelistMapType, PreLoadFreelist: free,
+	})
+}
+
+// Check calls found for what is wrong with the structure of the database, which
+// has been opened by OpenReadOnly: its two meta pages, of which one that is
+// damaged would silently be passed over for the older one, the tree of pages and
+// the list of free ones.
+func Check(db *bbolt.DB, found func(error)) {
+	corrupt := func(format string, args ...any) {
+		found(&storage.CorruptError{File: db.Path(), Reason: fmt.Sprintf(format, args...)})
+	}
+	if err := checkMetas(db, corrupt); err != nil {
+		found(fmt.Errorf("read %s: %w", db.Path(), err))
+	}
+	err := Guard(db.Path(), func() error {
+		return db.View(func(tx *bbolt.Tx) error {
+			for err := range tx.Check() {
+				corrupt("database structure: %v", err)
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		found(err)
+	}
+}
+
+// metaSize is the length of what the checksum of a meta page covers; it stands
+// behind a page header and is followed by the checksum.
+const (
+	pageHeader = 16
+	metaSize   = 56
+)
+
+func checkMetas(db *bbolt.DB, corrupt func(string, ...any)) (err error) {
+	f, err := os.Open(db.Path())
+	if err != nil {
+		return err
+	}
+	defer f.Close() // was only read
+	for i := range 2 {
+		off := int64(i * db.Info().PageSize)
+		b := make([]byte, pageHeader+metaSize+8)
+		if _, err := f.ReadAt(b, off); err != nil {
+			return err
+		}
+		h := fnv.New64a()
+		_, _ = h.Write(b[pageHeader : pageHeader+metaSize]) // never fails
+		if h.Sum64() != binary.NativeEndian.Uint64(b[pageHeader+metaSize:]) {
+			corrupt("meta page %d, at offset %d, fails its checksum", i, off)
+		}
+	}
+	return nil
 }

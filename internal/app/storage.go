@@ -1,0 +1,223 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"petiole/internal/storagetool"
+	"petiole/storage"
+)
+
+// storageCommand looks at the store directory of a program that is stopped.
+func storageCommand(f *Flags) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "storage",
+		Short: "Look at the store directory of a program that is stopped",
+		Long: `Look at the store directory of a program that is stopped. Nothing is changed.
+Name the directory as the program was told it: with -c or with -sd.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return Exit(ExitUsage, fmt.Errorf("%s needs a command: stat, verify or dump", cmd.CommandPath()))
+		},
+	}
+	c.AddCommand(storageStat(f), storageVerify(f), storageDump(f))
+	return c
+}
+
+// withStore runs fn on the store that the flags point to.
+func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error) error {
+	cfg, err := f.Load(cmd)
+	if err != nil {
+		return err
+	}
+	dir := cfg.JetStream.StoreDir
+	if dir == "" {
+		if dir, err = defaultStoreDir(f.program.Program); err != nil {
+			return Exit(ExitConfig, err)
+		}
+	}
+	s, err := storagetool.Open(dir)
+	switch {
+	case errors.Is(err, storage.ErrLocked):
+		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is %w: stop it first, or look at a copy; `%s status` asks a running one", dir, storage.ErrLocked, f.program.Program))
+	case errors.Is(err, storagetool.ErrNoStore):
+		return Exit(ExitCannotStore, fmt.Errorf("%w; say where the store is with -c or -sd", err))
+	case err != nil:
+		return Exit(ExitCannotStore, err)
+	}
+	defer s.Close() // only a lock
+	err = fn(s)
+	var coded *Error
+	if err != nil && !errors.As(err, &coded) {
+		code := ExitStorage
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, storage.ErrLocked) {
+			code = ExitCannotStore
+		}
+		return Exit(code, err)
+	}
+	return err
+}
+
+func storageStat(f *Flags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "stat",
+		Short: "Show what is in the store, and what it takes",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.withStore(cmd, func(s *storagetool.Store) error {
+				st, err := s.Stat()
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return WriteJSON(cmd.OutOrStdout(), st)
+				}
+				return writeStat(cmd.OutOrStdout(), st)
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+// size is Bytes for sizes of files.
+func size(n int64) string { return Bytes(uint64(max(n, 0))) }
+
+func writeStat(out io.Writer, st *storagetool.Stat) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row("store", "%s", st.StoreDir)
+	for i := range st.Streams {
+		s := &st.Streams[i]
+		name := fmt.Sprintf("stream %s (group %d)", s.Name, s.Group)
+		if s.Memory {
+			row(name, "in memory")
+			continue
+		}
+		if s.Messages == 0 {
+			row(name, "empty, last was %d", s.Last)
+		} else {
+			row(name, "%s (%s), %d to %d", count(s.Messages, "message"), Bytes(s.Bytes), s.First, s.Last)
+		}
+		text := fmt.Sprintf("file %s: %s used, %s free pages, %s ahead", size(s.File), size(s.File-s.Free-s.Reserved), size(s.Free), size(s.Reserved))
+		if s.Messages > 0 {
+			text += fmt.Sprintf("; %.0f bytes per message", s.PerMsg)
+		}
+		row("", "%s", text)
+		if s.LogRecords > 0 {
+			row("", "and %s in the log only, which the next start applies", count(s.LogRecords, "record"))
+		}
+	}
+	l := &st.Log
+	if l.Records > 0 {
+		row("log", "%s (%s) in %s, LSN %d to %d", count(l.Records, "record"), size(l.Bytes), count(uint64(l.Segments), "segment"), l.Oldest, l.Newest)
+	} else {
+		row("log", "no records (%s) in %s", size(l.Bytes), count(uint64(l.Segments), "segment"))
+	}
+	row("", "%s preallocated, %s (%s)", size(l.Preallocated), count(uint64(l.Spares), "spare segment"), size(l.SpareBytes))
+	row("meta.db", "%s", size(st.MetaBytes))
+	t := &st.Total
+	row("total", "%s (%s) in files of %s: %s used, %s reserved", count(t.Messages, "message"), Bytes(t.Content), size(t.Disk), size(t.Used), size(t.Reserved))
+	for _, d := range st.Damage {
+		row("damage", "%s", d)
+	}
+	return w.Flush()
+}
+
+func storageVerify(f *Flags) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "verify",
+		Short: "Read all of the store and say what is damaged",
+		Long: `Read all of the store and say what is damaged, where, and what can be done.
+Nothing is changed. The exit code is 0 if nothing is damaged and 1 otherwise.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.withStore(cmd, func(s *storagetool.Store) error {
+				r, err := s.Verify()
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					err = WriteJSON(cmd.OutOrStdout(), r)
+				} else {
+					err = writeReport(cmd.OutOrStdout(), r)
+				}
+				if err == nil && len(r.Damage) > 0 {
+					err = Exit(ExitFailure, fmt.Errorf("store directory %s is damaged: %s", r.StoreDir, count(uint64(len(r.Damage)), "finding")))
+				}
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return c
+}
+
+func writeReport(out io.Writer, r *storagetool.Report) error {
+	for _, d := range r.Damage {
+		where := d.File
+		if d.Offset != nil {
+			where += fmt.Sprintf(", offset %d", *d.Offset)
+		}
+		if d.Stream != "" {
+			where += ", stream " + d.Stream
+		}
+		if d.Seq != 0 {
+			where += fmt.Sprintf(", message %d", d.Seq)
+		}
+		if _, err := fmt.Fprintf(out, "damaged: %s: %s\n  remedy: %s\n", where, d.Problem, d.Remedy); err != nil {
+			return err
+		}
+	}
+	for _, n := range r.Notes {
+		if _, err := fmt.Fprintf(out, "note: %s\n", n); err != nil {
+			return err
+		}
+	}
+	verdict := "intact"
+	if len(r.Damage) > 0 {
+		verdict = "damaged"
+	}
+	_, err := fmt.Fprintf(out, "%s: %s in %s of the log, %s in %s, %d values of meta.db\n", verdict,
+		count(r.Records, "record"), count(uint64(r.Segments), "segment"),
+		count(r.Messages, "message"), count(uint64(r.Streams), "stream"), r.MetaValues)
+	return err
+}
+
+func storageDump(f *Flags) *cobra.Command {
+	var o struct {
+		from, group uint64
+		limit       int
+	}
+	c := &cobra.Command{
+		Use:   "dump",
+		Short: "Print the records of the log",
+		Long: `Print the records of the log in order: LSN, group and stream, command, its size
+in octets, its key fields. The log holds what has not been checkpointed, and some
+of what has.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.limit < 0 {
+				return Exit(ExitUsage, fmt.Errorf("--limit %d: accepted: 0 for no limit, or the number of records", o.limit))
+			}
+			return f.withStore(cmd, func(s *storagetool.Store) error {
+				opts := storagetool.DumpOptions{From: storage.LSN(o.from), Limit: o.limit, Group: storage.GroupID(o.group)}
+				return s.Dump(opts, func(l storagetool.Line) error {
+					stream := l.Stream
+					if stream == "" {
+						stream = "(unknown)"
+					}
+					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%d group %d %s %s %d %s\n", l.LSN, l.Group, stream, l.Kind, l.Size, l.Fields)
+					return err
+				})
+			})
+		},
+	}
+	c.Flags().Uint64Var(&o.from, "from", 0, "first `LSN`")
+	c.Flags().IntVar(&o.limit, "limit", 0, "print `n` records at most")
+	c.Flags().Uint64Var(&o.group, "group", 0, "only the records of a `group`; 1 is that of the streams' creation and deletion")
+	return c
+}

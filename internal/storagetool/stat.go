@@ -1,0 +1,149 @@
+package storagetool
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"petiole/storage"
+	"petiole/storage/msgstore"
+	"petiole/storage/wal"
+)
+
+// Stat is how much is where in a store. Sizes are in octets.
+type Stat struct {
+	StoreDir  string       `json:"store_dir"`
+	Streams   []StreamStat `json:"streams"`
+	Log       LogStat      `json:"log"`
+	MetaBytes int64        `json:"meta_bytes"` // of meta.db
+	Total     Total        `json:"total"`
+	Damage    []string     `json:"damage,omitempty"` // met on the way; Verify looks for it
+}
+
+// StreamStat is what the file of a stream holds. Messages that are in the log
+// only, as after a stop without a checkpoint, are not counted but in LogRecords.
+type StreamStat struct {
+	Name     string  `json:"name"`
+	Group    uint64  `json:"group"`
+	Memory   bool    `json:"memory,omitempty"` // kept in memory: no file
+	Messages uint64  `json:"messages"`
+	First    uint64  `json:"first"`
+	Last     uint64  `json:"last"`
+	Bytes    uint64  `json:"bytes"`         // of the messages, as limits count them
+	File     int64   `json:"file_bytes"`    // length of msgs.db
+	Free     int64   `json:"free_bytes"`    // pages inside it that are free for reuse
+	Reserved int64   `json:"ahead_bytes"`   // at its end, not used yet
+	PerMsg   float64 `json:"bytes_per_msg"` // used pages, divided by messages; 0 without messages
+	Applied  uint64  `json:"applied_lsn"`
+	// LogRecords counts the stream's records that are in the log only.
+	LogRecords uint64 `json:"log_records"`
+}
+
+// LogStat is what the write-ahead log takes.
+type LogStat struct {
+	Segments      int    `json:"segments"` // live ones
+	Bytes         int64  `json:"bytes"`    // headers and batches in them
+	Preallocated  int64  `json:"preallocated_bytes"`
+	Spares        int    `json:"spare_segments"`
+	SpareBytes    int64  `json:"spare_bytes"`
+	Records       uint64 `json:"records"`
+	Oldest        uint64 `json:"oldest_lsn"` // 0 without records
+	Newest        uint64 `json:"newest_lsn"`
+	CleanShutdown bool   `json:"clean_shutdown"`
+}
+
+// Total sums the store up.
+type Total struct {
+	Messages uint64 `json:"messages"`
+	Content  uint64 `json:"content_bytes"` // of messages, as limits count them
+	Used     int64  `json:"used_bytes"`    // by data, in all files
+	Reserved int64  `json:"reserved_bytes"`
+	Disk     int64  `json:"file_bytes"` // length of all files: used and reserved
+}
+
+// Stat reads the summaries of all files, and the log.
+func (s *Store) Stat() (*Stat, error) {
+	st := &Stat{StoreDir: s.dir, Streams: []StreamStat{}}
+	records, err := s.streams()
+	if err != nil {
+		if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		st.Damage = append(st.Damage, err.Error())
+	}
+	if fi, err := os.Stat(s.path("meta.db")); err == nil {
+		st.MetaBytes = fi.Size()
+	}
+	at := map[storage.GroupID]int{}
+	for _, r := range records {
+		ss := StreamStat{Name: r.Name, Group: uint64(r.Group), Memory: r.Memory}
+		if !r.Memory {
+			info, err := msgstore.Inspect(s.path(r.Dir))
+			switch {
+			case err == nil:
+			case errors.Is(err, storage.ErrCorrupt), errors.Is(err, fs.ErrNotExist):
+				st.Damage = append(st.Damage, err.Error())
+			default:
+				return nil, fmt.Errorf("stream %q: %w", r.Name, err)
+			}
+			ss.Messages, ss.First, ss.Last, ss.Bytes = info.State.Msgs, info.State.First, info.State.Last, info.State.Bytes
+			ss.File, ss.Free, ss.Reserved, ss.Applied = info.Size, info.Free, info.Ahead, uint64(info.Applied)
+			if ss.Messages > 0 {
+				ss.PerMsg = float64(ss.File-ss.Free-ss.Reserved) / float64(ss.Messages)
+			}
+		}
+		at[r.Group] = len(st.Streams)
+		st.Streams = append(st.Streams, ss)
+	}
+	if err := s.statLog(st, at); err != nil {
+		return nil, err
+	}
+	t := &st.Total
+	for i := range st.Streams {
+		ss := &st.Streams[i]
+		t.Messages += ss.Messages
+		t.Content += ss.Bytes
+		t.Reserved += ss.Free + ss.Reserved
+		t.Disk += ss.File
+	}
+	t.Reserved += st.Log.Preallocated + st.Log.SpareBytes
+	t.Disk += st.Log.Bytes + st.Log.Preallocated + st.Log.SpareBytes + st.MetaBytes
+	t.Used = t.Disk - t.Reserved
+	return st, nil
+}
+
+func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {
+	l := &st.Log
+	info, err := wal.Scan(s.path("wal"), func(r wal.Record) error {
+		if l.Oldest == 0 {
+			l.Oldest = uint64(r.LSN)
+		}
+		l.Newest = uint64(r.LSN)
+		l.Records++
+		if i, ok := at[r.Group]; ok && uint64(r.LSN) > st.Streams[i].Applied {
+			st.Streams[i].LogRecords++
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		st.Damage = append(st.Damage, err.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, g := range info.Segments {
+		l.Bytes += g.Used
+		l.Preallocated += g.Size - g.Used
+		l.CleanShutdown = g.Sealed
+	}
+	for _, f := range info.Spares {
+		l.SpareBytes += f.Size
+	}
+	l.Segments, l.Spares = len(info.Segments), len(info.Spares)
+	for _, d := range info.Damage {
+		st.Damage = append(st.Damage, d.Error())
+	}
+	return nil
+}

@@ -1,0 +1,77 @@
+// Package storagetool looks at the store directory of a program that is not
+// running: how much is where ([Store.Stat]), whether all of it can be read back
+// ([Store.Verify]), what the log says ([Store.Dump]). It joins what the storage
+// packages find out about their own files, and changes nothing.
+package storagetool
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"petiole/internal/jetstream"
+	"petiole/storage"
+	"petiole/storage/metadb"
+	"petiole/storage/vfs"
+)
+
+// ErrNoStore says that a directory is not a store directory.
+var ErrNoStore = errors.New("not a store directory")
+
+// Store is a store directory that no program uses while it is open.
+type Store struct {
+	dir  string
+	lock io.Closer // nil if there is no lock file, as in a copy
+}
+
+// Open takes the lock of the store in dir. It fails with storage.ErrLocked if a
+// running program has it and with ErrNoStore if dir holds no store.
+func Open(dir string) (*Store, error) {
+	s := &Store{dir: dir}
+	_, metaErr := os.Stat(s.path("meta.db"))
+	_, walErr := os.Stat(s.path("wal"))
+	if errors.Is(metaErr, fs.ErrNotExist) && errors.Is(walErr, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: %w: it has neither wal nor meta.db", dir, ErrNoStore)
+	}
+	lock := s.path("LOCK")
+	if _, err := os.Stat(lock); errors.Is(err, fs.ErrNotExist) {
+		return s, nil // to create it would be a change
+	}
+	var err error
+	if s.lock, err = vfs.OS.Lock(lock); err != nil {
+		return nil, fmt.Errorf("open store %s: %w", dir, err)
+	}
+	return s, nil
+}
+
+// Close lets programs use the store again.
+func (s *Store) Close() error {
+	if s.lock == nil {
+		return nil
+	}
+	return s.lock.Close()
+}
+
+func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
+
+// streams reads which streams the store has.
+func (s *Store) streams() ([]jetstream.StreamRecord, error) {
+	meta, err := metadb.OpenReadOnly(s.path("meta.db"))
+	if err != nil {
+		return nil, err
+	}
+	records, err := jetstream.StreamRecords(meta)
+	return records, errors.Join(err, meta.Close())
+}
+
+// names returns the streams' names by group.
+func names(records []jetstream.StreamRecord) map[storage.GroupID]string {
+	m := map[storage.GroupID]string{storage.MetaGroup: "(meta)"}
+	for _, r := range records {
+		m[r.Group] = r.Name
+	}
+	return m
+}
