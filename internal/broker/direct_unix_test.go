@@ -8,7 +8,6 @@ import (
 	mrand "math/rand/v2"
 	"net"
 	"testing"
-	"time"
 )
 
 // TestWriteNow writes queues of many pieces to a socket that takes part of
@@ -23,6 +22,10 @@ func TestWriteNow(t *testing.T) {
 	near, err := ln.Accept()
 	check(t, err)
 	defer func() { _ = near.Close() }()
+	// Small buffers, and nobody reads before the first short write: the socket
+	// can not take everything at once.
+	check(t, near.(*net.TCPConn).SetWriteBuffer(64<<10))
+	check(t, far.(*net.TCPConn).SetReadBuffer(64<<10))
 	c := &client{raw: newDirectWriter(near)}
 	var want []byte
 	var segs []seg
@@ -36,7 +39,9 @@ func TestWriteNow(t *testing.T) {
 		segs = append(segs, seg{s, s.b})
 	}
 	got := make(chan []byte)
+	full := make(chan struct{})
 	go func() {
+		<-full
 		b, _ := io.ReadAll(far)
 		got <- b
 	}()
@@ -46,15 +51,23 @@ func TestWriteNow(t *testing.T) {
 		check(t, err)
 		total += n
 		if segs = rest; len(segs) > 0 {
-			short++
-			time.Sleep(100 * time.Microsecond) // the reader makes room
+			if short++; short == 1 {
+				close(full)
+			}
+			// Waits until the reader has made room.
+			n, err := near.Write(segs[0].b[:1])
+			check(t, err)
+			total += n
+			if segs[0].b = segs[0].b[1:]; len(segs[0].b) == 0 {
+				segs = segs[1:]
+			}
 		}
+	}
+	if short == 0 {
+		t.Fatal("the socket took everything at once, which tests nothing")
 	}
 	check(t, near.Close())
 	if b := <-got; total != len(want) || !bytes.Equal(b, want) {
 		t.Errorf("%d octets written and %d read of %d", total, len(b), len(want))
-	}
-	if short == 0 {
-		t.Error("the socket took everything at once, which tests nothing")
 	}
 }
