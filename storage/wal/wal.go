@@ -460,6 +460,7 @@ func (l *Log) lead() {
 	l.closeWait()
 	if err != nil {
 		l.fail(err)
+		g.cond.Broadcast() // no list holds it any more
 		return
 	}
 	if !ackEarly {
