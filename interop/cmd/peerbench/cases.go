@@ -3,9 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -19,7 +23,9 @@ type benchCase struct {
 	// syncAlways asks nats-server to fsync before it acknowledges, which
 	// petiole always does here.
 	syncAlways bool
-	run        func(context.Context, *env) (ms []metric, messages int, cpu time.Duration, err error)
+	// extra is how long the case may take beyond what follows from -duration.
+	extra time.Duration
+	run   func(context.Context, *env) (ms []metric, messages int, cpu time.Duration, err error)
 }
 
 func cases() []benchCase {
@@ -35,6 +41,7 @@ func cases() []benchCase {
 		{name: "js-async-always", syncAlways: true, run: benchAsyncPublish},
 		{name: "js-async-default", run: benchAsyncPublish},
 		{name: "js-consume", run: benchConsume},
+		{name: "js-disk", extra: 5 * time.Minute, run: benchDisk},
 	}
 }
 
@@ -215,7 +222,7 @@ func (e *env) stream(ctx context.Context, opts ...jetstream.JetStreamOpt) (jetst
 	if err != nil {
 		return nil, err
 	}
-	_, err = js.CreateStream(ctx, jetstream.StreamConfig{
+	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 		Name: "BENCH", Subjects: []string{"bench.js"}, Storage: jetstream.FileStorage,
 	})
 	if err != nil {
@@ -239,6 +246,73 @@ func benchSyncPublish(ctx context.Context, e *env) ([]metric, int, time.Duration
 
 // asyncWindow is how many publishes may wait for their acknowledgement.
 const asyncWindow = 4000
+
+// benchDisk stores a million messages, stops the server in order (which is a
+// checkpoint), and does so once more. What the second million added to the
+// store is what a message takes on disk, without what any store has to begin
+// with.
+func benchDisk(ctx context.Context, e *env) ([]metric, int, time.Duration, error) {
+	const million = 1_000_000
+	var size, reserved [2]int64
+	for i := range size {
+		if i > 0 {
+			if err := e.start(); err != nil {
+				return nil, 0, 0, err
+			}
+		}
+		_, publish, err := e.async(ctx)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		if _, err := publish(func(sent int) bool { return sent < million }); err != nil {
+			return nil, 0, 0, err
+		}
+		if err := e.stop(); err != nil {
+			return nil, 0, 0, err
+		}
+		if size[i], reserved[i], err = allocated(e.store()); err != nil {
+			return nil, 0, 0, err
+		}
+	}
+	// As every case does, this one ends with a server that runs.
+	if err := e.start(); err != nil {
+		return nil, 0, 0, err
+	}
+	return []metric{
+		{"disk", "B/msg", "less", float64(size[1]-size[0]) / million},
+		{"all messages", "MiB", "less", float64(size[1]) / (1 << 20)},
+		{"log and ballast", "MiB", "less", float64(reserved[1]) / (1 << 20)},
+	}, 0, 0, nil
+}
+
+// allocated returns the octets of disk under dir: what holds messages, and what
+// petiole sets aside (its log, which is preallocated, and its ballast).
+func allocated(dir string) (size, reserved int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		st, ok := info.Sys().(*syscall.Stat_t)
+		if !ok {
+			return fmt.Errorf("no block count of %s on this system", path)
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		if top, _, _ := strings.Cut(rel, string(filepath.Separator)); top == "wal" || top == "ballast" {
+			reserved += st.Blocks * 512
+		} else {
+			size += st.Blocks * 512
+		}
+		return nil
+	})
+	return size, reserved, err
+}
 
 // async returns a JetStream context for windowed publishing and a function that
 // publishes until more returns false, waits for every acknowledgement and

@@ -18,14 +18,43 @@ const (
 	peerPetiole = "petiole"
 )
 
-// env is what a case runs against: one fresh server.
+// env is what a case runs against: one server on a store that was empty.
 type env struct {
+	peer     string
+	binary   string
+	dir      string // configuration, log, and store in "js"
+	addr     string
 	proc     *rig.Process
 	url      string
 	ready    time.Duration // process creation to first PONG
 	duration time.Duration
 	conns    []*nats.Conn
 }
+
+// start starts the server and returns when it answers.
+func (e *env) start() (err error) {
+	if e.proc, err = rig.Start(e.peer, filepath.Join(e.dir, "log"), e.binary, "-c", filepath.Join(e.dir, confName)); err != nil {
+		return err
+	}
+	if err := rig.WaitReady(e.proc, e.addr, 15*time.Second); err != nil {
+		return err
+	}
+	e.ready = time.Since(e.proc.Started())
+	return nil
+}
+
+// stop closes the clients and ends the server in order.
+func (e *env) stop() error {
+	for _, nc := range e.conns {
+		nc.Close()
+	}
+	e.conns = nil
+	return e.proc.Stop(30 * time.Second)
+}
+
+func (e *env) store() string { return filepath.Join(e.dir, "js") }
+
+const confName = "server.conf"
 
 // connect opens a client connection that is closed when the repetition ends.
 func (e *env) connect() (*nats.Conn, error) {
@@ -65,33 +94,27 @@ func runOnce(ctx context.Context, c benchCase, peer, binary, work string, d time
 	if c.syncAlways || peer == peerPetiole {
 		syncLine = "sync_interval: always"
 	}
-	conf, err := rig.WriteFile(dir, "server.conf", fmt.Sprintf(
-		"listen: %q\nserver_name: bench\njetstream {\n  store_dir: %q\n  %s\n}\n", rig.Addr(port), filepath.Join(dir, "js"), syncLine))
-	if err != nil {
+	e := &env{peer: peer, binary: binary, dir: dir, addr: rig.Addr(port), url: "nats://" + rig.Addr(port), duration: d}
+	if _, err := rig.WriteFile(dir, confName, fmt.Sprintf(
+		"listen: %q\nserver_name: bench\njetstream {\n  store_dir: %q\n  %s\n}\n", e.addr, e.store(), syncLine)); err != nil {
 		return nil, err
 	}
-	proc, err := rig.Start(peer, filepath.Join(dir, "log"), binary, "-c", conf)
-	if err != nil {
-		return nil, err
-	}
-	defer proc.Kill()
-	if err := rig.WaitReady(proc, rig.Addr(port), 15*time.Second); err != nil {
-		return nil, err
-	}
-	e := &env{proc: proc, url: "nats://" + rig.Addr(port), ready: time.Since(proc.Started()), duration: d}
 	defer func() {
-		for _, nc := range e.conns {
-			nc.Close()
+		if e.proc != nil {
+			e.proc.Kill()
 		}
-		err = errors.Join(err, proc.Stop(10*time.Second))
 	}()
-	ctx, cancel := context.WithTimeout(ctx, 4*d+30*time.Second)
+	if err := e.start(); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, e.stop()) }()
+	ctx, cancel := context.WithTimeout(ctx, 4*d+30*time.Second+c.extra)
 	defer cancel()
 	ms, messages, cpu, err := c.run(ctx, e)
 	if err != nil {
 		return nil, err
 	}
-	u, err := proc.Usage()
+	u, err := e.proc.Usage()
 	if err != nil {
 		return nil, err
 	}
