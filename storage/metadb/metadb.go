@@ -153,7 +153,7 @@ func (d *DB) view(fn func(*bbolt.Tx) error) error {
 }
 
 func (d *DB) update(fn func(*bbolt.Tx) error) error {
-	return boltfile.Guard(d.path, func() error { return d.db.Update(fn) })
+	return boltfile.Guard(d.path, func() error { return boltfile.Update(d.db, fn) })
 }
 
 func (d *DB) wrap(op, bucket, key string, err error) error {

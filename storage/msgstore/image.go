@@ -80,7 +80,7 @@ func (im *image) corruptIndex(what string, err error) error {
 }
 
 func (im *image) update(fn func(tx *bbolt.Tx) error) error {
-	return boltfile.Guard(im.path, func() error { return im.db.Update(fn) })
+	return boltfile.Guard(im.path, func() error { return boltfile.Update(im.db, fn) })
 }
 
 // raw is a copied entry of the bucket of messages.

@@ -257,11 +257,11 @@ func (s *Store) Destroy() error {
 	if err := s.Close(); err != nil {
 		return err
 	}
-	if err := os.Remove(s.image.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := boltfile.Remove(s.image.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("destroy message store: %w", err)
 	}
 	dir := filepath.Dir(s.image.path)
-	if os.Remove(dir) == nil {
+	if boltfile.Remove(dir) == nil {
 		dir = filepath.Dir(dir)
 	}
 	if err := boltfile.SyncDir(dir); err != nil {

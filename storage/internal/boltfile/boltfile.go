@@ -68,7 +68,7 @@ func open(path string, o bbolt.Options) (db *bbolt.DB, err error) {
 
 func create(path string, o bbolt.Options, init func(*bbolt.Tx) error) error {
 	tmp := path + ".new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	db, err := open(tmp, o)
@@ -76,19 +76,18 @@ func create(path string, o bbolt.Options, init func(*bbolt.Tx) error) error {
 		return err
 	}
 	if init != nil {
-		err = db.Update(init)
+		err = Update(db, init)
 	}
 	if err = errors.Join(err, db.Sync(), db.Close()); err != nil {
 		return err
 	}
-	if err := os.Rename(tmp, path); err != nil {
+	if err := Rename(tmp, path); err != nil {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
 }
 
-// SyncDir makes creations and removals in dir durable.
-func SyncDir(dir string) error {
+func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
 		return err

@@ -1,0 +1,86 @@
+package boltfile
+
+import (
+	"os"
+	"sync/atomic"
+
+	"go.etcd.io/bbolt"
+)
+
+// Op is a kind of change to files.
+type Op int
+
+// The changes that a Tap sees.
+const (
+	OpRename  Op = iota // in one directory, replacing what is there
+	OpRemove            // of a file, or an empty directory
+	OpSyncDir           // entries of a directory are on disk from now on
+	OpSync              // so are the contents of a file
+)
+
+// Tap sees what the functions below do to files, and may make them fail. It is
+// how tests simulate power cuts (see package simbolt); the product never sets one.
+type Tap interface {
+	// Update stands in for db.Update(fn).
+	Update(db *bbolt.DB, fn func(*bbolt.Tx) error) error
+	// Before is called before a change; an error stands in for it.
+	Before(op Op, name string) error
+	// Done is called after a change was made; newname is that of a rename.
+	Done(op Op, name, newname string)
+}
+
+var tap atomic.Pointer[Tap]
+
+// SetTap installs t for the whole process; nil removes it. For tests only.
+func SetTap(t Tap) {
+	if t == nil {
+		tap.Store(nil)
+		return
+	}
+	tap.Store(&t)
+}
+
+// Update runs a transaction that changes db and returns when it is on disk. All
+// of Petiole's transactions that write go through here.
+func Update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
+	if t := tap.Load(); t != nil {
+		return (*t).Update(db, fn)
+	}
+	return db.Update(fn)
+}
+
+// do carries out a change that a Tap may see.
+func do(op Op, name, newname string, change func() error) error {
+	t := tap.Load()
+	if t == nil {
+		return change()
+	}
+	if err := (*t).Before(op, name); err != nil {
+		return err
+	}
+	if err := change(); err != nil {
+		return err
+	}
+	(*t).Done(op, name, newname)
+	return nil
+}
+
+// Rename renames a file within its directory; durable only after SyncDir.
+func Rename(oldname, newname string) error {
+	return do(OpRename, oldname, newname, func() error { return os.Rename(oldname, newname) })
+}
+
+// Remove deletes a file or an empty directory; durable only after SyncDir.
+func Remove(name string) error {
+	return do(OpRemove, name, "", func() error { return os.Remove(name) })
+}
+
+// SyncDir makes creations, renames and removals in dir durable.
+func SyncDir(dir string) error {
+	return do(OpSyncDir, dir, "", func() error { return syncDir(dir) })
+}
+
+// Sync makes the contents of an open file durable.
+func Sync(f *os.File) error {
+	return do(OpSync, f.Name(), "", f.Sync)
+}
