@@ -32,7 +32,8 @@ rig() {
 
 programs=(-edge "$bin/edge" -hub "$bin/hub")
 rig crash 40 -kills 4 -edge "$bin/edge"
-rig powercut 60 -cycles 4 "${programs[@]}"
+rig powercut 60 -cycles 6 "${programs[@]}"
+rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
 rig powercut 120 -mutants
 rig badinput 60 -noise 1s "${programs[@]}"
 rig outage 150 -short "${programs[@]}"

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// image is an ext4 file system in a file.
+// image is an ext4 or XFS file system in a file.
 type image struct {
-	file, mountPoint string
-	mounted          bool
+	fs, file, mountPoint string
+	root                 *os.File // the mount point, to cut it off without delay
 }
 
-// newImage makes a file system of sizeMiB in dir.
-func newImage(dir string, sizeMiB int64) (*image, error) {
-	img := &image{file: filepath.Join(dir, "disk.img"), mountPoint: filepath.Join(dir, "disk")}
+// newImage makes a file system of sizeMiB in dir. XFS needs 300 MiB.
+func newImage(dir, fs string, sizeMiB int64) (*image, error) {
+	img := &image{fs: fs, file: filepath.Join(dir, "disk.img"), mountPoint: filepath.Join(dir, "disk")}
 	f, err := os.Create(img.file)
 	if err != nil {
 		return nil, err
@@ -36,27 +36,32 @@ func newImage(dir string, sizeMiB int64) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return img, tool("mkfs.ext4", "-q", "-F", img.file)
+	force := "-F"
+	if fs == "xfs" {
+		force = "-f"
+	}
+	return img, tool("mkfs."+fs, "-q", force, img.file)
 }
 
 // mount mounts the image over a loop device that goes away with the mount.
-func (i *image) mount() error {
-	if err := tool("mount", "-o", "loop", "-t", "ext4", i.file, i.mountPoint); err != nil {
+func (i *image) mount() (err error) {
+	if err := tool("mount", "-o", "loop", "-t", i.fs, i.file, i.mountPoint); err != nil {
 		return err
 	}
-	i.mounted = true
-	return nil
+	i.root, err = os.Open(i.mountPoint)
+	return err
 }
 
 // unmount does nothing if the image is not mounted.
 func (i *image) unmount() error {
-	if !i.mounted {
+	if i.root == nil {
 		return nil
 	}
+	i.root.Close()
 	var err error
 	for range 40 { // the last process may just be closing its files
 		if err = unix.Unmount(i.mountPoint, 0); err == nil {
-			i.mounted = false
+			i.root = nil
 			return nil
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -64,24 +69,18 @@ func (i *image) unmount() error {
 	return fmt.Errorf("unmount %s: %w", i.mountPoint, err)
 }
 
-// Of ext4.h: EXT4_IOC_SHUTDOWN is _IOR('X', 125, __u32), and
-// EXT4_GOING_FLAGS_NOLOGFLUSH leaves the journal as it is on disk.
+// Of ext4.h and xfs_fs.h: EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN are both
+// _IOR('X', 125, __u32), and flag 2 leaves the journal as it is on disk.
 const (
-	ext4IOCShutdown   = 0x8004587d
-	flagsNoLogFlush   = 2
-	shutdownIOCtlName = "EXT4_IOC_SHUTDOWN"
+	iocShutdown     = 0x8004587d
+	flagsNoLogFlush = 2
 )
 
 // shutdown cuts the file system off: nothing reaches the image any more.
 func (i *image) shutdown() error {
-	f, err := os.Open(i.mountPoint)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
 	flags := uint32(flagsNoLogFlush)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), ext4IOCShutdown, uintptr(unsafe.Pointer(&flags))); errno != 0 {
-		return fmt.Errorf("%s on %s: %w", shutdownIOCtlName, i.mountPoint, errno)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, i.root.Fd(), iocShutdown, uintptr(unsafe.Pointer(&flags))); errno != 0 {
+		return fmt.Errorf("shut %s on %s down: %w", i.fs, i.mountPoint, errno)
 	}
 	return nil
 }

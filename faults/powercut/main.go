@@ -1,21 +1,29 @@
 //go:build linux
 
 // Powercut cuts the power in effigy: the edge is stopped in the middle of its
-// work, and the ext4 image that its store lies on is taken from under it with
-// the ioctl EXT4_IOC_SHUTDOWN, which makes the kernel drop everything that was
-// not yet written out. Then the edge is killed, the image is mounted again,
-// which recovers ext4's journal, and the edge is started on what is left. Every publish that was acknowledged
-// before the cut has to be there exactly once with its bytes, at the edge and,
-// over the link, at a hub whose store lies outside the image.
+// work, and the ext4 or XFS image that its store lies on is taken from under it
+// with an ioctl, which makes the kernel drop everything that was not yet written
+// out. Then the edge is killed, the image is mounted again, which recovers the
+// file system's journal, and the edge is started on what is left. Every publish
+// that was acknowledged before the cut has to be there exactly once with its
+// bytes, at the edge and, over the link, at a hub whose store lies outside the
+// image.
 //
 //	go run ./faults/powercut -cycles 50
+//	go run ./faults/powercut -cycles 50 -fs xfs
 //	go run ./faults/powercut -mutants
 //
-// With -mutants it checks itself: an edge built without fsync, and one that
-// acknowledges before it, must be caught losing messages.
+// In every other pair of cuts the image is a slow disk, which a control group
+// limits to a few writes a second: then nearly every cut falls into an fdatasync.
 //
-// It needs root, mkfs.ext4 and a loop device. Mounts live in a mount namespace
-// of its own, so that nothing stays mounted however it ends.
+// With -mutants it checks itself: an edge built without fsync, and one that
+// acknowledges before it, must be caught losing messages. Their disk is always
+// slow, and it is cut before the edge is stopped, so that nothing can become
+// durable after its acknowledgement was counted.
+//
+// It needs root, mkfs.ext4 or mkfs.xfs, a loop device and the control group
+// blkio (v1) or io (v2). Mounts live in a mount namespace of its own, so that
+// nothing stays mounted however it ends.
 package main
 
 import (
@@ -39,6 +47,7 @@ type options struct {
 	cycles, acks int
 	publishers   int
 	window       int
+	fs           string
 	sizeMiB      int64
 	edge, hub    string
 	tags         string
@@ -71,11 +80,12 @@ func parse(args []string) (options, error) {
 	fs.IntVar(&o.acks, "acks", 1000, "acknowledged publishes before each cut, at least")
 	fs.IntVar(&o.publishers, "publishers", 4, "asynchronous publishers")
 	fs.IntVar(&o.window, "window", 128, "publishes in flight of each")
+	fs.StringVar(&o.fs, "fs", "ext4", "file system of the image: ext4 or xfs")
 	fs.Int64Var(&o.sizeMiB, "size", 1024, "size of the image, MiB (sparse)")
 	fs.StringVar(&o.edge, "edge", "", "edge binary (default: built from this repository)")
 	fs.StringVar(&o.hub, "hub", "", "hub binary (default: built from this repository)")
 	fs.StringVar(&o.tags, "tags", "", "build tags for the edge")
-	fs.BoolVar(&o.expectLoss, "expect-loss", false, "succeed as soon as a loss is found, fail if there is none")
+	fs.BoolVar(&o.expectLoss, "expect-loss", false, "succeed as soon as a loss is found, fail if there is none; without a hub")
 	fs.BoolVar(&o.mutants, "mutants", false, "run the mutants "+strings.Join(mutantTags, ", ")+" and expect loss within 20 cuts of each")
 	fs.BoolVar(&o.noHub, "no-hub", false, "leave the hub out")
 	fs.StringVar(&o.dir, "dir", "", "directory for image, stores and logs; kept (default: a temporary one, removed)")
@@ -83,12 +93,16 @@ func parse(args []string) (options, error) {
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
+	if o.fs != "ext4" && o.fs != "xfs" {
+		return o, fmt.Errorf("-fs %s: must be ext4 or xfs", o.fs)
+	}
 	if o.mutants && (o.tags != "" || o.edge != "") {
 		return o, errors.New("-mutants builds its own edges: leave -tags and -edge out")
 	}
 	if o.mutants {
 		o.cycles, o.noHub = mutantCycles, true
 	}
+	o.noHub = o.noHub || o.expectLoss
 	if o.timeout == 0 {
 		o.timeout = time.Minute + time.Duration(o.cycles)*30*time.Second
 	}
@@ -160,7 +174,7 @@ func (o options) cut(ctx context.Context, dir string) (err error) {
 	if err := site.Programs.Missing(ctx, dir, !o.noHub, tags...); err != nil {
 		return err
 	}
-	img, err := newImage(dir, o.sizeMiB)
+	img, err := newImage(dir, o.fs, o.sizeMiB)
 	if err != nil {
 		return err
 	}
@@ -168,6 +182,19 @@ func (o options) cut(ctx context.Context, dir string) (err error) {
 	if err := img.mount(); err != nil {
 		return err
 	}
+	slow, err := newSlowDisk()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, slow.remove()) }()
+	if err := slow.throttle(img.mountPoint); err != nil {
+		return err
+	}
+	perWrite, err := slow.check(ctx, img.mountPoint)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("powercut: %s; a synchronous write takes %v on the slow disk\n", o.fs, perWrite.Round(time.Millisecond))
 	site.EdgeStore = filepath.Join(img.mountPoint, "store")
 	if !o.noHub {
 		site.Exports = []rig.Export{{Stream: stream, To: stream}}
@@ -176,7 +203,7 @@ func (o options) cut(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	defer site.Close() // before the unmount above
-	err = o.cutAll(ctx, site, img)
+	err = o.cutAll(ctx, site, img, slow)
 	switch {
 	case o.expectLoss && errors.Is(err, errLoss):
 		fmt.Printf("powercut: the loss of %q was found, as expected\n", o.tags)
@@ -187,7 +214,7 @@ func (o options) cut(ctx context.Context, dir string) (err error) {
 	return err
 }
 
-func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {
+func (o options) cutAll(ctx context.Context, site *rig.Site, img *image, slow *slowDisk) error {
 	if !o.noHub {
 		if err := site.StartHub(); err != nil {
 			return err
@@ -209,12 +236,15 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {
 	var atEdge, atHub rig.Copy
 	close := 0 // cuts within closeCut of an acknowledgement
 	for cycle := 1; cycle <= o.cycles; cycle++ {
-		c, err := o.one(ctx, site, img, crew, ledger, cycle)
+		c, err := o.one(ctx, site, img, slow, crew, ledger, cycle)
 		if err != nil {
 			return fmt.Errorf("cut %d: %w", cycle, err)
 		}
 		if c.gap <= closeCut {
 			close++
+		}
+		if c.acked < minAcked {
+			return fmt.Errorf("cut %d: only %d publishes were acknowledged before it, want %d", cycle, c.acked, minAcked)
 		}
 		afresh := cycle == o.cycles
 		if err := atEdge.Update(ctx, site.EdgeURL(), stream, afresh); err != nil {
@@ -253,6 +283,9 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image) error {
 	return nil
 }
 
+// minAcked is how many acknowledged publishes make a cut count.
+const minAcked = 100
+
 // closeCut is how soon after an acknowledgement half of the cuts have to come.
 const closeCut = 3 * time.Millisecond
 
@@ -264,7 +297,12 @@ type cycle struct {
 }
 
 // one loads the edge, cuts, and brings the edge back on what is left.
-func (o options) one(ctx context.Context, site *rig.Site, img *image, crew *rig.Crew, ledger *rig.Ledger, n int) (c cycle, err error) {
+func (o options) one(ctx context.Context, site *rig.Site, img *image, slow *slowDisk, crew *rig.Crew, ledger *rig.Ledger, n int) (c cycle, err error) {
+	if o.expectLoss || n%4 >= 2 { // pairs, so that either kind of cut meets either kind of disk
+		if err := errors.Join(slow.throttle(img.mountPoint), slow.add(site.Edge.PID())); err != nil {
+			return c, err
+		}
+	}
 	before, _ := ledger.Acknowledged()
 	stop := crew.Go(ctx)
 	err = ledger.WaitAcknowledged(ctx, before+o.acks)
@@ -278,22 +316,23 @@ func (o options) one(ctx context.Context, site *rig.Site, img *image, crew *rig.
 	if err != nil {
 		return c, errors.Join(fmt.Errorf("%w; the edge's log ends with:\n%s", err, site.Edge.Log(2000)), stop())
 	}
-	// The whole machine stops at once: first the program, in the middle of
-	// whatever it does, then its disk. If it ran on, it would acknowledge what
-	// it could not have: ext4 lets an fdatasync that is under way at the
-	// shutdown succeed although the extents it wrote to are not recorded.
 	_, last := ledger.Acknowledged()
 	c.gap = time.Since(last)
-	err = site.Edge.Freeze()
+	if o.expectLoss {
+		err = diskFirst(img, ledger)
+	} else {
+		err = edgeFirst(site, img)
+	}
 	acked, _ := ledger.Acknowledged()
 	c.acked = acked - before
-	if err := errors.Join(err, img.shutdown()); err != nil {
+	if err != nil {
 		return c, errors.Join(err, stop())
 	}
 	site.Edge.Kill()
 	if err := stop(); err != nil {
 		return c, err
 	}
+	ledger.Thaw()
 	if err := img.unmount(); err != nil {
 		return c, err
 	}
@@ -304,6 +343,25 @@ func (o options) one(ctx context.Context, site *rig.Site, img *image, crew *rig.
 	err = site.StartEdge()
 	c.recovery = time.Since(start)
 	return c, err
+}
+
+// edgeFirst stops the whole machine at once: first the program, in the middle of
+// whatever it does, then its disk. If it ran on, it would acknowledge and export
+// what it could not have: ext4 lets an fdatasync that is under way at the
+// shutdown succeed although the extents it wrote to are not recorded.
+func edgeFirst(site *rig.Site, img *image) error {
+	return errors.Join(site.Edge.Freeze(), img.shutdown())
+}
+
+// diskFirst cuts the disk off while the edge runs on. The ledger takes no
+// acknowledgement after the moment before the cut, so that nothing is demanded
+// that was synced after it. Stopping the edge first, as edgeFirst does, would
+// give an fdatasync under way the time to end, and the loss would go unnoticed
+// of a program that acknowledges before. There must be no hub, which could learn
+// what the edge then forgets.
+func diskFirst(img *image, ledger *rig.Ledger) error {
+	ledger.Freeze()
+	return img.shutdown()
 }
 
 // justAcknowledged returns right after an acknowledgement has come. On a busy

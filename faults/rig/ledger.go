@@ -71,6 +71,7 @@ type Ledger struct {
 	byRow    map[int][]*attempt
 	acked    int
 	lastAck  time.Time
+	frozen   bool
 	grew     chan struct{}
 }
 
@@ -98,10 +99,7 @@ func (l *Ledger) Acked(id string, seq uint64, duplicate bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.attempts[id]
-	if a == nil {
-		return
-	}
-	if a.acked {
+	if a == nil || a.acked || l.frozen {
 		return
 	}
 	a.acked, a.seq = true, seq
@@ -112,6 +110,19 @@ func (l *Ledger) Acked(id string, seq uint64, duplicate bool) {
 	l.lastAck = now
 	close(l.grew)
 	l.grew = make(chan struct{})
+}
+
+// Freeze makes the ledger ignore acknowledgements from now on, until Thaw: what
+// is acknowledged meanwhile may be there or not.
+func (l *Ledger) Freeze() { l.setFrozen(true) }
+
+// Thaw ends Freeze.
+func (l *Ledger) Thaw() { l.setFrozen(false) }
+
+func (l *Ledger) setFrozen(frozen bool) {
+	l.mu.Lock()
+	l.frozen = frozen
+	l.mu.Unlock()
 }
 
 // Acknowledged returns how many publishes were acknowledged, and when the

@@ -55,6 +55,9 @@ type Programs struct {
 // Missing compiles into dir those programs that have no path yet: cmd/edge with
 // the given build tags, and cmd/hub, without any, if hub is set.
 func (p *Programs) Missing(ctx context.Context, dir string, hub bool, edgeTags ...string) error {
+	if p.Edge != "" && (p.Hub != "" || !hub) {
+		return nil
+	}
 	root, err := ModuleRoot()
 	if err != nil {
 		return err
