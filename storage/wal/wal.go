@@ -65,6 +65,13 @@ const (
 // ErrTooLarge is wrapped by Append's error for a record above MaxRecord.
 var ErrTooLarge = errors.New("record too large for the log")
 
+// ErrNoSpace is wrapped by the error of an append for which there is no room:
+// the file system has none for a further segment, and what is left of those at
+// hand is kept for urgent records (or, if the append was urgent, used up). The
+// record has not become part of the log, and the log has not failed: it takes
+// records again once there is room, see Options.OnSpace.
+var ErrNoSpace = errors.New("no space for the log on the file system: make room, the log goes on by itself within a second")
+
 // Record is one entry of the log.
 type Record struct {
 	LSN   storage.LSN
@@ -80,8 +87,21 @@ type Options struct {
 	FS  vfs.FS
 	Dir string // of the log alone; created if need be
 	// SegmentSize is the length in bytes that segments are preallocated with;
-	// default 64 MiB, at least 16 KiB.
+	// default 64 MiB, at least 16 KiB. New segments are smaller, down to 1 MiB,
+	// where this is more than 1/32 of what the file system has free.
 	SegmentSize int64
+	// Reserve is how many preallocated segments are kept for urgent records
+	// (AppendUrgent, AppendLazy) when the file system has no room for more.
+	// Default 2; below zero none.
+	Reserve int
+	// OnSpace, if set, is told that the file system has no room for another
+	// segment (true), and that it has again (false). Between the two Append
+	// fails with ErrNoSpace once the segments outside of the reserve are used
+	// up. Calls come in order, one at a time, without locks held.
+	OnSpace func(full bool)
+	// StallAfter is how long a write or sync may take before it is reported as
+	// a stall, see Stats. Default 5 s; below zero never.
+	StallAfter time.Duration
 	// SyncInterval 0 syncs before OnCommit; above 0 OnCommit runs after the
 	// write, and the sync follows at most this much later. A power cut then
 	// loses what was acknowledged since.
@@ -111,7 +131,27 @@ type Stats struct {
 	Bytes    uint64        // bytes written, headers and padding included
 	LastSync time.Duration // how long the last fdatasync took
 	Segments int           // live segments, the active one included
-	Spares   int           // recycled segments ready for reuse
+	Spares   int           // preallocated segments ready for use, the reserve included
+	Lost     uint64        // records that Open and Replay found to be damaged or missing
+	Stall    Stall
+}
+
+// Stall counts writes and syncs that took longer than Options.StallAfter.
+type Stall struct {
+	Op      string        // the call that does not return now, with the file; "" if none
+	Current time.Duration // for how long it has not; 0 if none
+	Longest time.Duration // of those since Open, the current one included
+	Count   uint64        // since Open
+}
+
+// Space is what the log knows about its room on the file system.
+type Space struct {
+	Full        bool          // the last try to allocate a segment failed for want of space
+	Since       time.Duration // how long it has been so
+	Err         error         // of that try; nil unless Full
+	SegmentSize int64         // bytes that the next segment is allocated with
+	Room        int64         // bytes that Append may still use without a further segment
+	Reserve     int64         // bytes kept for urgent records beyond that
 }
 
 // batch is a run of records that are written with one header.
@@ -248,10 +288,22 @@ func (l *Log) Append(g storage.GroupID, tag any, parts ...[]byte) (storage.LSN, 
 	return l.append(g, tag, false, parts)
 }
 
-// AppendLazy is Append for records that no one waits for: they ride with the
-// next commit, or are committed after LazyDelay. It never blocks.
+// AppendLazy is AppendUrgent for records that no one waits for: they ride with
+// the next commit, or are committed after LazyDelay. It never blocks.
 func (l *Log) AppendLazy(g storage.GroupID, parts ...[]byte) (storage.LSN, error) {
 	return l.append(g, nil, true, parts)
+}
+
+// AppendUrgent is Append for records that must get through when the disk is
+// full, such as those that lead to room being freed: it may use the reserve,
+// and fails with ErrNoSpace only when that is used up as well.
+func (l *Log) AppendUrgent(g storage.GroupID, tag any, parts ...[]byte) (storage.LSN, error) {
+	return l.append(g, tag, false, parts)
+}
+
+// Space returns the log's state as to room on the file system.
+func (l *Log) Space() Space {
+	return Space{SegmentSize: l.o.SegmentSize}
 }
 
 func (l *Log) append(g storage.GroupID, tag any, lazy bool, parts [][]byte) (storage.LSN, error) {
