@@ -41,12 +41,8 @@ import (
 	"petiole/storage/wal"
 )
 
-// Defaults of Options.
-const (
-	DefaultWALBudget   = 256 << 20
-	DefaultTableBudget = 32 << 20
-	DefaultMaxPayload  = 1 << 20
-)
+// DefaultMaxPayload is the default of Options.MaxPayload.
+const DefaultMaxPayload = 1 << 20
 
 // Options configures an engine. Account and Dir are required.
 type Options struct {
@@ -161,6 +157,9 @@ func Open(o Options) (_ *Engine, err error) {
 	}
 	if o.WALBudget <= 0 {
 		o.WALBudget = DefaultWALBudget
+	}
+	if o.SegmentSize <= 0 {
+		o.SegmentSize = defaultSegmentSize
 	}
 	if o.TableBudget <= 0 {
 		o.TableBudget = DefaultTableBudget
