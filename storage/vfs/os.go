@@ -85,6 +85,14 @@ func (osFS) Stat(name string) (fs.FileInfo, error) { return os.Stat(name) }
 
 func (osFS) SyncDir(dir string) error { return syncDir(dir) }
 
+func (osFS) Free(dir string) (int64, error) {
+	n, err := freeSpace(dir)
+	if err != nil {
+		return 0, &fs.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return n, nil
+}
+
 func (osFS) Lock(name string) (io.Closer, error) {
 	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -137,14 +145,20 @@ func pathError(op string, f *os.File, err error) error {
 	return &fs.PathError{Op: op, Path: f.Name(), Err: err}
 }
 
-// extend makes the length at least size, where space cannot be reserved.
-func extend(f *os.File, size int64) error {
+// zeroFill makes the length at least size by writing zeros, where space cannot
+// be reserved in another way.
+func zeroFill(f *os.File, size int64) error {
 	fi, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	if fi.Size() >= size {
-		return nil
+	zeros := make([]byte, min(max(size-fi.Size(), 0), 1<<20))
+	for at := fi.Size(); at < size; {
+		n, err := f.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at)
+		if err != nil {
+			return err
+		}
+		at += int64(n)
 	}
-	return f.Truncate(size)
+	return nil
 }

@@ -14,11 +14,12 @@ func datasync(f *os.File) error {
 	return control(f, func(fd int) error { return unix.Fdatasync(fd) })
 }
 
-// preallocate is fallocate(2) mode 0.
+// preallocate is fallocate(2) mode 0. Zeros are written on file systems that do
+// not have it: running out of room must show now, not when a batch is written.
 func preallocate(f *os.File, size int64) error {
 	err := control(f, func(fd int) error { return unix.Fallocate(fd, 0, 0, size) })
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-		return extend(f, size)
+		return zeroFill(f, size)
 	}
 	return err
 }

@@ -8,5 +8,6 @@ import "os"
 // is F_FULLFSYNC, the only call there that reaches the medium).
 func datasync(f *os.File) error { return f.Sync() }
 
-// preallocate only extends the file: running out of space shows at the write.
-func preallocate(f *os.File, size int64) error { return extend(f, size) }
+// preallocate writes zeros: running out of room must show now, not when a batch
+// is written.
+func preallocate(f *os.File, size int64) error { return zeroFill(f, size) }

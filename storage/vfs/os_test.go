@@ -88,6 +88,12 @@ func testFS(t *testing.T, fsys vfs.FS, root string) {
 	}
 	must(fsys.Remove(a))
 
+	if n, err := fsys.Free(dir); err != nil || n <= 0 {
+		t.Fatalf("%d bytes free, %v", n, err)
+	}
+	_, err = fsys.Free(a)
+	pathError(err, a, fs.ErrNotExist)
+
 	lock := filepath.Join(dir, "LOCK")
 	c, err := fsys.Lock(lock)
 	must(err)

@@ -38,3 +38,18 @@ func lockFile(f *os.File) error {
 		}
 	}
 }
+
+func freeSpace(dir string) (int64, error) {
+	var st unix.Statfs_t
+	for {
+		err := unix.Statfs(dir, &st)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		// Below zero on systems where root may use more than there is.
+		return max(int64(st.Bavail), 0) * int64(st.Bsize), err
+	}
+}
+
+// isNoSpace has nothing to add on unix.
+func isNoSpace(error) bool { return false }

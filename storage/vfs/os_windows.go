@@ -2,6 +2,7 @@ package vfs
 
 import (
 	"errors"
+	"math"
 	"os"
 
 	"golang.org/x/sys/windows"
@@ -20,4 +21,18 @@ func lockFile(f *os.File) error {
 		return ErrLocked
 	}
 	return err
+}
+
+func freeSpace(dir string) (int64, error) {
+	p, err := windows.UTF16PtrFromString(dir)
+	if err != nil {
+		return 0, err
+	}
+	var free uint64
+	err = windows.GetDiskFreeSpaceEx(p, &free, nil, nil)
+	return int64(min(free, math.MaxInt64)), err
+}
+
+func isNoSpace(err error) bool {
+	return errors.Is(err, windows.ERROR_DISK_FULL) || errors.Is(err, windows.ERROR_HANDLE_DISK_FULL)
 }

@@ -4,8 +4,10 @@
 package vfs
 
 import (
+	"errors"
 	"io"
 	"io/fs"
+	"syscall"
 )
 
 // FS is a file system. Names are slash-separated operating system paths.
@@ -27,6 +29,9 @@ type FS interface {
 	Stat(name string) (fs.FileInfo, error)
 	// SyncDir makes creations, renames and removals in dir durable.
 	SyncDir(dir string) error
+	// Free returns how many bytes this process may still write to the file
+	// system that holds dir.
+	Free(dir string) (int64, error)
 	// Lock takes an exclusive advisory lock on name (created if need be) that
 	// ends with the process; it fails at once if another process holds it.
 	Lock(name string) (io.Closer, error)
@@ -47,6 +52,14 @@ type File interface {
 	Datasync() error
 	// Preallocate reserves space for [0, size) so that later writes there
 	// neither fail for want of space nor change metadata; the length becomes
-	// at least size. File systems without support report no error.
+	// at least size. Where the file system cannot reserve space, zeros are
+	// written instead. If there is no room (IsNoSpace) the length may have
+	// changed.
 	Preallocate(size int64) error
+}
+
+// IsNoSpace reports whether err says that the file system, or the user's quota
+// on it, has no room left.
+func IsNoSpace(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || isNoSpace(err)
 }

@@ -19,6 +19,7 @@ func (discard) MkdirAll(string) error                { return nil }
 func (discard) List(string) ([]string, error)        { return nil, nil }
 func (discard) Stat(string) (fs.FileInfo, error)     { return nil, fs.ErrNotExist }
 func (discard) SyncDir(string) error                 { return nil }
+func (discard) Free(string) (int64, error)           { return 1 << 40, nil }
 func (discard) Lock(string) (c io.Closer, err error) { return nil, nil }
 
 type discardFile struct{ size atomic.Int64 }

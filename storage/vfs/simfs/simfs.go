@@ -8,6 +8,10 @@
 // since the last SyncDir any subset or a prefix. A sync that fails leaves the
 // file's contents readable, but what it did not write will never be written by
 // a later sync, as on Linux.
+//
+// Beyond that a test may fill the disk (SetCapacity), let operations fail, fall
+// short or take time (Inject, SetHook), let power cuts tear sectors (TearSectors),
+// and do damage to what the medium holds (Flip, FlipAny, Scramble, Lose).
 package simfs
 
 import (
@@ -44,6 +48,8 @@ const (
 	OpRename
 	OpRemove
 	OpSyncDir
+	OpRead // seen by faults only, not by a Hook
+	OpAny  // in a Fault: all of the above but OpRead
 )
 
 // Hook is called before each operation, without locks held; it may block. An
@@ -57,6 +63,9 @@ type FS struct {
 	rng   *rand.Rand
 	off   bool
 	hook  Hook
+	size  int64   // capacity; 0: no limit
+	tear  float64 // odds that a sector not synced is half written after a cut
+	rules []*Fault
 	dirs  map[string]bool
 	names map[string]*inode // as the operating system sees them
 	kept  map[string]*inode // as the medium holds them
@@ -141,7 +150,7 @@ func (d *FS) PowerCut() *FS {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.off = true
-	n := New(d.rng.Uint64())
+	n := d.successor()
 	for dir := range d.dirs {
 		n.dirs[dir] = true
 	}
@@ -174,7 +183,7 @@ func (d *FS) PowerCut() *FS {
 	for _, name := range names {
 		node := d.kept[name]
 		if seen[node] == nil {
-			node.settle(d.rng, odds())
+			node.settle(d.rng, odds(), d.tear)
 			b := append([]byte(nil), node.stable...)
 			seen[node] = &inode{cur: b, stable: append([]byte(nil), b...)}
 		}
@@ -189,7 +198,7 @@ func (d *FS) Kill() *FS {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.off = true
-	n := New(d.rng.Uint64())
+	n := d.successor()
 	// Copies, because goroutines of the dead process may still be at the
 	// originals.
 	copies := map[*inode]*inode{nil: nil}
@@ -225,6 +234,13 @@ func (d *FS) Kill() *FS {
 	return n
 }
 
+// successor returns an empty disk of the same kind.
+func (d *FS) successor() *FS {
+	n := New(d.rng.Uint64())
+	n.size, n.tear = d.size, d.tear
+	return n
+}
+
 // Contents returns a copy of what a read of name yields, nil if there is none.
 func (d *FS) Contents(name string) []byte {
 	d.mu.Lock()
@@ -253,6 +269,9 @@ func (d *FS) Flip(name string, bit int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.names[path.Clean(name)]
+	if n == nil {
+		return
+	}
 	for _, b := range [][]byte{n.cur, n.stable} {
 		if at := bit / 8; at < int64(len(b)) {
 			b[at] ^= 1 << (bit % 8)
@@ -272,7 +291,7 @@ func apply(m map[string]*inode, op dirOp) {
 
 // settle moves a random part of the pending changes to the medium, each sector
 // with the given likelihood, and drops the rest.
-func (n *inode) settle(rng *rand.Rand, odds float64) {
+func (n *inode) settle(rng *rand.Rand, odds, tear float64) {
 	for _, c := range n.pending {
 		if c.data == nil {
 			if rng.Float64() < odds {
@@ -284,6 +303,8 @@ func (n *inode) settle(rng *rand.Rand, odds float64) {
 			end := min((c.off+at)/Sector*Sector+Sector-c.off, int64(len(c.data)))
 			if rng.Float64() < odds {
 				n.stable = write(n.stable, c.data[at:end], c.off+at)
+			} else if tear > 0 && rng.Float64() < tear {
+				n.stable = write(n.stable, c.data[at:at+rng.Int64N(end-at+1)], c.off+at)
 			}
 			at = end
 		}
@@ -326,14 +347,22 @@ func write(b, data []byte, off int64) []byte {
 	return b
 }
 
-// before runs the hook and then takes the lock if the disk is on.
+// before runs the hook and the faults and then takes the lock if the disk is on.
 func (d *FS) before(op Op, verb, name string) error {
+	return d.beforeAt(op, verb, name, 0, 0)
+}
+
+// beforeAt is before for an operation on length bytes at off.
+func (d *FS) beforeAt(op Op, verb, name string, off, length int64) error {
 	d.mu.Lock()
 	h := d.hook
 	d.mu.Unlock()
 	var err error
-	if h != nil {
+	if h != nil && op != OpRead {
 		err = h(op, name)
+	}
+	if ferr := d.runFaults(op, name, off, length); err == nil {
+		err = ferr
 	}
 	d.mu.Lock()
 	if d.off {
@@ -549,7 +578,7 @@ func (f *file) alive(verb string, err error) error {
 }
 
 func (f *file) ReadAt(p []byte, off int64) (int, error) {
-	err := f.alive("read", f.d.on("read", f.name))
+	err := f.alive("read", f.d.beforeAt(OpRead, "read", f.name, off, int64(len(p))))
 	defer f.d.mu.Unlock()
 	if err != nil {
 		return 0, err
@@ -568,7 +597,7 @@ func (f *file) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func (f *file) WriteAt(p []byte, off int64) (int, error) {
-	err := f.alive("write", f.d.before(OpWrite, "write", f.name))
+	err := f.alive("write", f.d.beforeAt(OpWrite, "write", f.name, off, int64(len(p))))
 	defer f.d.mu.Unlock()
 	if err != nil {
 		// Some of it may have been written.
@@ -578,10 +607,17 @@ func (f *file) WriteAt(p []byte, off int64) (int, error) {
 		}
 		return n, err
 	}
-	if len(p) > 0 {
-		f.write(p, off)
+	n := len(p)
+	if grow := off + int64(n) - int64(len(f.n.cur)); grow > 0 {
+		if free := f.d.free(); grow > free {
+			n = max(n-int(grow-free), 0)
+			err = &fs.PathError{Op: "write", Path: f.name, Err: syscall.ENOSPC}
+		}
 	}
-	return len(p), nil
+	if n > 0 {
+		f.write(p[:n], off)
+	}
+	return n, err
 }
 
 func (f *file) write(p []byte, off int64) {
@@ -608,6 +644,9 @@ func (f *file) Size() (int64, error) {
 func (f *file) Truncate(size int64) error {
 	err := f.alive("truncate", f.d.before(OpTruncate, "truncate", f.name))
 	defer f.d.mu.Unlock()
+	if err == nil && size-int64(len(f.n.cur)) > f.d.free() {
+		err = &fs.PathError{Op: "truncate", Path: f.name, Err: syscall.ENOSPC}
+	}
 	if err == nil {
 		f.setSize(size)
 	}
@@ -622,6 +661,9 @@ func (f *file) setSize(size int64) {
 func (f *file) Preallocate(size int64) error {
 	err := f.alive("fallocate", f.d.before(OpPreallocate, "fallocate", f.name))
 	defer f.d.mu.Unlock()
+	if err == nil && size-int64(len(f.n.cur)) > f.d.free() {
+		err = &fs.PathError{Op: "fallocate", Path: f.name, Err: syscall.ENOSPC}
+	}
 	if err == nil && size > int64(len(f.n.cur)) {
 		f.setSize(size)
 	}
@@ -638,7 +680,7 @@ func (f *file) sync(verb string) error {
 	case err == nil:
 		f.n.sync()
 	case !f.closed && !f.d.off:
-		f.n.settle(f.d.rng, 0.5)
+		f.n.settle(f.d.rng, 0.5, 0)
 	}
 	return err
 }
