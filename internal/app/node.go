@@ -240,6 +240,7 @@ func brokerOptions(c *config.Config) broker.Options {
 		AuthToken:      c.Auth.Token,
 		NoAuthUser:     c.Auth.NoAuthUser,
 		JetStream:      c.JetStream.Enabled,
+		Mappings:       c.Mappings,
 	}
 	if c.Auth.User != "" {
 		o.Users = append(o.Users, broker.User{Name: c.Auth.User, Password: c.Auth.Password})

@@ -16,6 +16,8 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"time"
+
+	"petiole/internal/subject/transform"
 )
 
 // Defaults of [Options]; they are those of nats-server.
@@ -62,6 +64,11 @@ type Options struct {
 	Users      []User // if not empty, clients have to authenticate as one of them
 	AuthToken  string // if not empty, clients may authenticate with this token (plain or bcrypt)
 	NoAuthUser string // name of the user for clients that send no credentials; "" is none
+
+	// Mappings send what clients publish elsewhere, before permissions and
+	// subscriptions are looked at. Handlers and what is published inside are not
+	// concerned.
+	Mappings []transform.Mapping
 
 	TLS *tls.Config // if not nil, clients have to use TLS
 

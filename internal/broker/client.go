@@ -12,8 +12,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"petiole/internal/subject"
+	"petiole/internal/subject/transform"
 	"petiole/internal/wire"
 )
 
@@ -72,6 +74,8 @@ type client struct {
 	pinger  *time.Timer
 	authDue *time.Timer
 	why     error // first reason for the end
+
+	maps *transform.Map // during parse: the mappings; nil if there are none
 
 	closing  atomic.Bool // input is to be thrown away
 	activity atomic.Int64
@@ -148,7 +152,7 @@ func (c *client) readLoop() error {
 		in   inbox
 		need = 1 // octets below which parsing is pointless
 		gone int // octets thrown away
-		lim  = wire.Limits{ControlLine: c.srv.opts.MaxControlLine, Payload: c.srv.opts.MaxPayload}
+		lim  = wire.Limits{ControlLine: c.srv.set.Load().MaxControlLine, Payload: c.srv.set.Load().MaxPayload}
 		recv = c.reader(&in)
 	)
 	defer in.free()
@@ -201,6 +205,7 @@ func (c *client) waitingReader(in *inbox) func() (int, error) {
 func (c *client) parse(buf []byte, lim wire.Limits, ev *wire.Event) (r, need int) {
 	var msgs, octets uint64
 	need = 1
+	c.maps = c.srv.set.Load().maps
 	for r < len(buf) && !c.closing.Load() {
 		n, more, err := wire.Next(buf[r:], lim, ev)
 		if err != nil {
@@ -245,7 +250,7 @@ func (c *client) endBatch() {
 	p := c.pub
 	if p.handled {
 		p.handled = false
-		if f := c.srv.opts.AfterRead; f != nil {
+		if f := c.srv.set.Load().AfterRead; f != nil {
 			f()
 		}
 	}
@@ -273,7 +278,7 @@ func (c *client) text(text []byte, batch bool) {
 	defer o.mu.Unlock()
 	switch {
 	case o.closed:
-	case o.pending+int64(len(text)) > c.srv.opts.MaxPending:
+	case o.pending+int64(len(text)) > c.srv.set.Load().MaxPending:
 		o.closed = true
 		go c.disconnect(errSlowPending)
 	default:
@@ -396,7 +401,7 @@ func (c *client) onConnect(doc []byte) {
 		return
 	}
 	if c.awaiting || !c.connected {
-		user, ok := c.srv.auth.check(&arg, c.nonce)
+		user, ok := c.srv.set.Load().auth.check(&arg, c.nonce)
 		if !ok {
 			c.srv.authErrors.Add(1)
 			c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.sock.RemoteAddr().String())
@@ -435,6 +440,9 @@ func (c *client) onPub(ev *wire.Event) {
 		return
 	}
 	p := c.pub
+	if c.maps != nil && c.mapped(ev) {
+		return
+	}
 	e := p.cache.Lookup(ev.Subject)
 	switch {
 	case e.Note&notePermitted != 0:
@@ -452,6 +460,29 @@ func (c *client) onPub(ev *wire.Event) {
 	if !p.route(e, ev.Subject, ev.Reply, ev.Header, ev.Data) && c.noResp && len(ev.Reply) > 0 {
 		c.noResponders(ev.Subject, ev.Reply)
 	}
+}
+
+// mapped replaces the subject of ev by the one that a mapping gives it, and
+// reports whether the mapping wants the message to be lost instead.
+func (c *client) mapped(ev *wire.Event) (lost bool) {
+	if !subject.Valid(ev.Subject) {
+		return false // to be refused
+	}
+	p := c.pub
+	to, ok := c.maps.Apply(p.mapped[:0], unsafe.String(unsafe.SliceData(ev.Subject), len(ev.Subject)))
+	p.mapped = to
+	switch {
+	case !ok:
+		return false
+	case len(to) > 0:
+		ev.Subject = to
+		return false
+	}
+	c.ok()
+	if c.noResp && len(ev.Reply) > 0 {
+		c.noResponders(nil, ev.Reply)
+	}
+	return true
 }
 
 // sendErrSoon queues an error that is flushed with the batch.
@@ -522,7 +553,7 @@ func (c *client) onSub(ev *wire.Event) {
 		c.ok() // as nats-server: the first one stays
 		return
 	}
-	if m := c.srv.opts.MaxSubs; m > 0 && len(c.subs) >= m {
+	if m := c.srv.set.Load().MaxSubs; m > 0 && len(c.subs) >= m {
 		c.mu.Unlock()
 		c.sendErrSoon(wire.ErrMaxSubs.Error())
 		return
@@ -582,12 +613,12 @@ func (c *client) pingTick() {
 		c.seenAct = act
 		c.pings = 0
 	}
-	stale := c.pings >= c.srv.opts.MaxPingsOut
+	stale := c.pings >= c.srv.set.Load().MaxPingsOut
 	if !stale {
 		c.pings++
 		c.pinged = time.Now()
 		if c.pinger != nil {
-			c.pinger.Reset(c.srv.opts.PingInterval)
+			c.pinger.Reset(c.srv.set.Load().PingInterval)
 		}
 	}
 	c.mu.Unlock()

@@ -248,9 +248,9 @@ func (c *client) flushLoop(segs []seg) {
 			k++
 		}
 		bufs := net.Buffers(vec[:k])
-		if now := time.Now(); now.Sub(armed) > c.srv.opts.WriteDeadline/8 {
+		if now := time.Now(); now.Sub(armed) > c.srv.set.Load().WriteDeadline/8 {
 			armed = now
-			_ = c.conn.SetWriteDeadline(now.Add(c.srv.opts.WriteDeadline))
+			_ = c.conn.SetWriteDeadline(now.Add(c.srv.set.Load().WriteDeadline))
 		}
 		n64, err := bufs.WriteTo(c.conn)
 		n := int(n64)

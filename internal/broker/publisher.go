@@ -37,6 +37,7 @@ type Publisher struct {
 	bare                   *slab  // data and line end likewise, for receivers without headers
 	msg                    Msg
 	scratch                []byte
+	mapped                 []byte // the subject that a mapping gives the client's message
 }
 
 // Subjects are classified once per cache entry.
@@ -213,7 +214,7 @@ func (p *Publisher) deliver(s *subscription) bool {
 		o.mu.Unlock()
 		return false
 	}
-	if o.pending+int64(line+size+len(lineEnd)) > c.srv.opts.MaxPending {
+	if o.pending+int64(line+size+len(lineEnd)) > c.srv.set.Load().MaxPending {
 		o.closed = true
 		o.mu.Unlock()
 		go c.disconnect(errSlowPending)

@@ -30,10 +30,9 @@ var ErrServerClosed = errors.New("server closed")
 
 // Server is a NATS server. Create it with [New], then [Server.Start] it.
 type Server struct {
-	opts  Options
+	set   atomic.Pointer[settings]
 	id    string
 	acc   *Account
-	auth  *auth
 	log   *slog.Logger
 	start time.Time
 
@@ -54,32 +53,7 @@ type Server struct {
 // New checks the options and makes a server that does not listen yet.
 // Handlers may be registered before Start.
 func New(opts Options) (*Server, error) {
-	o := &opts
-	o.Host = cmp.Or(o.Host, "0.0.0.0")
-	o.Port = cmp.Or(o.Port, DefaultPort)
-	o.Version = cmp.Or(o.Version, DefaultVersion)
-	o.MaxPayload = cmp.Or(o.MaxPayload, DefaultMaxPayload)
-	o.MaxControlLine = cmp.Or(o.MaxControlLine, DefaultMaxControlLine)
-	o.MaxPending = cmp.Or(o.MaxPending, DefaultMaxPending)
-	o.MaxConn = cmp.Or(o.MaxConn, DefaultMaxConn)
-	o.PingInterval = cmp.Or(o.PingInterval, DefaultPingInterval)
-	o.MaxPingsOut = cmp.Or(o.MaxPingsOut, DefaultMaxPingsOut)
-	o.WriteDeadline = cmp.Or(o.WriteDeadline, DefaultWriteDeadline)
-	o.AuthTimeout = cmp.Or(o.AuthTimeout, DefaultAuthTimeout)
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	switch {
-	case o.Port < -1 || o.Port > 65535:
-		return nil, fmt.Errorf("port %d: not a TCP port; use 1 to 65535, or -1 for any free one", o.Port)
-	case o.MaxPayload < 0 || o.MaxPayload > maxMaxPayload:
-		return nil, fmt.Errorf("max_payload %d: not between 1 and %d octets", o.MaxPayload, maxMaxPayload)
-	case o.MaxControlLine < 64:
-		return nil, fmt.Errorf("max_control_line %d: less than 64 octets", o.MaxControlLine)
-	case o.MaxPending < int64(o.MaxPayload):
-		return nil, fmt.Errorf("max_pending %d: less than max_payload (%d), so that no client could get the largest message", o.MaxPending, o.MaxPayload)
-	}
-	au, err := newAuth(o)
+	set, err := newSettings(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -92,11 +66,12 @@ func New(opts Options) (*Server, error) {
 		return nil, fmt.Errorf("make server id: %w", err)
 	}
 	kp.Wipe() // only the name is used
-	o.ServerName = cmp.Or(o.ServerName, id)
+	set.ServerName = cmp.Or(set.ServerName, id)
 	s := &Server{
-		opts: opts, id: id, auth: au, log: o.Log, clients: make(map[uint64]*client), start: time.Now(),
-		stallFrom: min(stallFrom, o.MaxPending/4),
+		id: id, log: set.Log, clients: make(map[uint64]*client), start: time.Now(),
+		stallFrom: min(stallFrom, set.MaxPending/4),
 	}
+	s.set.Store(set)
 	s.stallUntil = s.stallFrom / 2
 	s.acc = newAccount(s, "$G")
 	return s, nil
@@ -107,7 +82,7 @@ const maxMaxPayload = 64 << 20
 
 // Start listens and serves clients in the background until [Server.Shutdown].
 func (s *Server) Start() error {
-	addr := net.JoinHostPort(s.opts.Host, strconv.Itoa(max(s.opts.Port, 0)))
+	addr := net.JoinHostPort(s.set.Load().Host, strconv.Itoa(max(s.set.Load().Port, 0)))
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		return listenError(addr, err)
@@ -164,7 +139,7 @@ func (s *Server) acceptLoop(ln net.Listener) {
 func (s *Server) accept(conn net.Conn) {
 	c := &client{
 		srv: s, acc: s.acc, sock: conn, conn: conn, log: s.log, start: time.Now(), echo: true, verbose: true, pedantic: true,
-		subs: make(map[string]*subscription), awaiting: s.auth.on(), tls: s.opts.TLS != nil,
+		subs: make(map[string]*subscription), awaiting: s.set.Load().auth.on(), tls: s.set.Load().TLS != nil,
 	}
 	info := &ClientInfo{ID: s.lastID.Add(1), c: c}
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
@@ -174,7 +149,7 @@ func (s *Server) accept(conn net.Conn) {
 	c.activity.Store(c.start.UnixNano())
 	c.out.low = s.stallUntil
 	c.pub = newPublisher(s.acc, c)
-	if len(s.auth.nkeys) > 0 {
+	if len(s.set.Load().auth.nkeys) > 0 {
 		var b [11]byte
 		_, _ = rand.Read(b[:]) // never fails
 		c.nonce = base64.RawURLEncoding.EncodeToString(b[:])
@@ -185,7 +160,7 @@ func (s *Server) accept(conn net.Conn) {
 		_ = conn.Close()
 		return
 	}
-	full := len(s.clients) >= s.opts.MaxConn
+	full := len(s.clients) >= s.set.Load().MaxConn
 	s.clients[info.ID] = c
 	s.serving.Add(1)
 	s.mu.Unlock()
@@ -197,19 +172,19 @@ func (s *Server) accept(conn net.Conn) {
 func (s *Server) serve(c *client, full bool) {
 	defer s.serving.Done()
 	id := c.info.Load().ID
-	_ = c.conn.SetWriteDeadline(time.Now().Add(s.opts.WriteDeadline))
+	_ = c.conn.SetWriteDeadline(time.Now().Add(s.set.Load().WriteDeadline))
 	_, err := c.conn.Write(s.infoLine(c))
 	_ = c.conn.SetWriteDeadline(time.Time{})
 	if err == nil && c.tls {
-		err = c.handshake(s.opts.TLS)
+		err = c.handshake(s.set.Load().TLS)
 	} else {
 		c.raw = newDirectWriter(c.conn)
 	}
 	if err == nil {
 		c.mu.Lock()
-		c.pinger = time.AfterFunc(s.opts.PingInterval, c.pingTick)
+		c.pinger = time.AfterFunc(s.set.Load().PingInterval, c.pingTick)
 		if c.awaiting {
-			c.authDue = time.AfterFunc(s.opts.AuthTimeout, func() {
+			c.authDue = time.AfterFunc(s.set.Load().AuthTimeout, func() {
 				s.authErrors.Add(1)
 				c.fail(wire.ErrAuthTimeout)
 			})
@@ -269,7 +244,7 @@ var errHandshake = errors.New("TLS handshake")
 // handshake turns the connection into a TLS connection.
 func (c *client) handshake(cfg *tls.Config) error {
 	tc := tls.Server(c.sock, cfg)
-	ctx, cancel := context.WithTimeout(context.Background(), c.srv.opts.AuthTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), c.srv.set.Load().AuthTimeout)
 	defer cancel()
 	if err := tc.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errHandshake, err)
@@ -305,16 +280,16 @@ type info struct {
 
 func (s *Server) infoLine(c *client) []byte {
 	ci := c.info.Load()
-	port := s.opts.Port
+	port := s.set.Load().Port
 	if a, ok := s.Addr().(*net.TCPAddr); ok {
 		port = a.Port
 	}
 	doc, _ := json.Marshal(info{ // can not fail: plain fields
-		ID: s.id, Name: s.opts.ServerName, Version: s.opts.Version, Proto: 1, GitCommit: s.opts.GitCommit,
-		Go: runtime.Version(), Host: s.opts.Host, Port: port, Headers: true, Auth: s.auth.required(),
-		TLS: s.opts.TLS != nil, TLSVerify: s.opts.TLS != nil && s.opts.TLS.ClientAuth >= tls.RequireAnyClientCert,
-		MaxPayload: s.opts.MaxPayload, JetStream: s.opts.JetStream, ClientID: ci.ID, ClientIP: ci.IP,
-		Nonce: c.nonce, ConnectURLs: s.opts.ConnectURLs, APILevel: s.opts.APILevel,
+		ID: s.id, Name: s.set.Load().ServerName, Version: s.set.Load().Version, Proto: 1, GitCommit: s.set.Load().GitCommit,
+		Go: runtime.Version(), Host: s.set.Load().Host, Port: port, Headers: true, Auth: s.set.Load().auth.required(),
+		TLS: s.set.Load().TLS != nil, TLSVerify: s.set.Load().TLS != nil && s.set.Load().TLS.ClientAuth >= tls.RequireAnyClientCert,
+		MaxPayload: s.set.Load().MaxPayload, JetStream: s.set.Load().JetStream, ClientID: ci.ID, ClientIP: ci.IP,
+		Nonce: c.nonce, ConnectURLs: s.set.Load().ConnectURLs, APILevel: s.set.Load().APILevel,
 	})
 	return slices.Concat([]byte("INFO "), doc, lineEnd)
 }
@@ -341,7 +316,7 @@ func (s *Server) ClientURL() string {
 		host = "127.0.0.1"
 	}
 	scheme := "nats://"
-	if s.opts.TLS != nil {
+	if s.set.Load().TLS != nil {
 		scheme = "tls://"
 	}
 	return scheme + net.JoinHostPort(host, strconv.Itoa(a.Port))
@@ -351,7 +326,7 @@ func (s *Server) ClientURL() string {
 func (s *Server) ID() string { return s.id }
 
 // Name returns the server name, by default the id.
-func (s *Server) Name() string { return s.opts.ServerName }
+func (s *Server) Name() string { return s.set.Load().ServerName }
 
 // Account returns the default account, "$G".
 func (s *Server) Account() *Account { return s.acc }

@@ -13,6 +13,8 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"time"
+
+	"petiole/internal/subject/transform"
 )
 
 // Program says whose configuration a file is. A few blocks belong to one of
@@ -67,6 +69,8 @@ type Config struct {
 	PingInterval   time.Duration // ping_interval
 	PingMax        int           // ping_max, unanswered pings before a client is dropped
 	WriteDeadline  time.Duration // write_deadline
+
+	Mappings []transform.Mapping // mappings: where what clients publish goes instead
 
 	Auth      Authorization // authorization
 	TLS       *TLS          // tls; nil: plain TCP

@@ -134,7 +134,7 @@ func (d *decoder) block(v value, keys []key) bool {
 			continue
 		}
 		if k.set == nil {
-			d.fail(c, c.key+" is not supported yet", "", k.accepts)
+			d.fail(c, "not supported yet", "", k.accepts)
 			continue
 		}
 		if other, dup := seen[k.names[0]]; dup {

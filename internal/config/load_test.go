@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"petiole/internal/subject/transform"
 )
 
 // write puts text into a file of a fresh directory.
@@ -195,12 +197,12 @@ func TestMistakes(t *testing.T) {
 		{
 			name: "of nats-server, not here",
 			text: "cluster {\n  name: x\n}\n",
-			want: []string{"FILE:1: cluster: cluster is not supported yet; remove it: each program runs as one node; edges reach a hub through `hub { urls }`"},
+			want: []string{"FILE:1: cluster: not supported yet; remove it: each program runs as one node; edges reach a hub through `hub { urls }`"},
 		},
 		{
 			name: "of nats-server's jetstream, not here",
 			text: "jetstream {\n domain: leaf\n}\n",
-			want: []string{"FILE:2: jetstream.domain: jetstream.domain is not supported yet; remove it"},
+			want: []string{"FILE:2: jetstream.domain: not supported yet; remove it"},
 		},
 		{
 			name: "hub's key at an edge",
@@ -326,6 +328,28 @@ func TestMistakes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestMappings(t *testing.T) {
+	c, err := Load(write(t, "x.conf", `
+		mappings {
+			in: out
+			"orders.*": [ { destination: "o.$1", weight: 40 }, { dest: "p.{{partition(3,1)}}", weight: "30%", cluster: east } ]
+			b: { destination: c, weight: 100% }
+		}`), Edge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []transform.Mapping{
+		{Source: "b", Destinations: []transform.Destination{{Subject: "c", Weight: 100}}},
+		{Source: "in", Destinations: []transform.Destination{{Subject: "out", Weight: 100}}},
+		{Source: "orders.*", Destinations: []transform.Destination{
+			{Subject: "o.$1", Weight: 40}, {Subject: "p.{{partition(3,1)}}", Weight: 30, Cluster: "east"},
+		}},
+	}
+	if !reflect.DeepEqual(c.Mappings, want) {
+		t.Errorf("%+v", c.Mappings)
 	}
 }
 
