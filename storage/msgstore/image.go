@@ -21,8 +21,11 @@ import (
 // image is the durable half: what the file holds. It reads, and copies what it
 // reads before the transaction ends; nothing of it points into the memory map.
 type image struct {
-	path   string
-	db     *bbolt.DB
+	path string
+	// mu guards the open file against being swapped: whoever uses it holds mu for
+	// reading, not for long, and does not come back for it.
+	mu sync.RWMutex
+	*open
 	uid    [16]byte
 	store  sealer
 	msgs   sealer
@@ -31,14 +34,19 @@ type image struct {
 	gone   sealer
 	kv     sealer
 	failed atomic.Bool
+	// badPosts says that postings are damaged; the next checkpoint makes them
+	// anew.
+	badPosts atomic.Bool
+}
+
+// open is an open file.
+type open struct {
+	db *bbolt.DB
 	// file is the database once more, for reading ahead; nil if it is not
 	// open. Only in read transactions, which closing waits for.
 	file     *os.File
 	fileOnce sync.Once
 	aheadEnd atomic.Int64 // up to where the file has been asked for last
-	// badPosts says that postings are damaged; the next checkpoint makes them
-	// anew.
-	badPosts atomic.Bool
 }
 
 var _ table.Image = (*image)(nil)
@@ -54,15 +62,23 @@ func (im *image) seals(uid [16]byte) {
 }
 
 // close closes the database first: once it is, no one reads ahead any more.
-func (im *image) close() error {
-	err := im.db.Close()
-	if im.file != nil {
-		err = errors.Join(err, im.file.Close())
+func (o *open) close() error {
+	err := o.db.Close()
+	if o.file != nil {
+		err = errors.Join(err, o.file.Close())
 	}
 	return err
 }
 
+func (im *image) close() error {
+	im.mu.RLock()
+	defer im.mu.RUnlock()
+	return im.open.close()
+}
+
 func (im *image) view(fn func(tx *bbolt.Tx) error) error {
+	im.mu.RLock()
+	defer im.mu.RUnlock()
 	return boltfile.Guard(im.path, func() error { return im.db.View(fn) })
 }
 
@@ -80,6 +96,8 @@ func (im *image) corruptIndex(what string, err error) error {
 }
 
 func (im *image) update(fn func(tx *bbolt.Tx) error) error {
+	im.mu.RLock()
+	defer im.mu.RUnlock()
 	return boltfile.Guard(im.path, func() error { return boltfile.Update(im.db, fn) })
 }
 

@@ -43,7 +43,7 @@ func openReadOnly(dir string, free bool) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &image{path: path, db: db}, nil
+	return &image{path: path, open: &open{db: db}}, nil
 }
 
 func (im *image) inspect() (Info, error) {

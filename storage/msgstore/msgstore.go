@@ -62,6 +62,7 @@ type Store struct {
 
 	image      *image
 	log        *slog.Logger
+	noSync     bool // tests only
 	applied    atomic.Uint64
 	checkpoint sync.Mutex // one at a time
 }
@@ -80,24 +81,11 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("open message store: %w", err)
 	}
 	path := filepath.Join(dir, FileName)
-	mmap := mmapSize
-	if bits.UintSize == 32 {
-		mmap = mmapSize32
-	}
-	db, err := boltfile.Open(path, bbolt.Options{
-		// The list of free pages is part of every commit (8 octets a free
-		// page), or opening would have to walk the whole file.
-		NoFreelistSync:  false,
-		FreelistType:    bbolt.FreelistMapType,
-		InitialMmapSize: mmap,
-		NoStatistics:    true,
-		NoSync:          o.noSync,
-	}, create)
+	db, err := openFile(path, o.noSync, create)
 	if err != nil {
 		return nil, err
 	}
-	db.AllocSize = allocSize
-	s := &Store{image: &image{path: path, db: db}, log: o.Log}
+	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync}
 	s.Table = table.New(s.image, path)
 	err = s.load()
 	if errors.Is(err, errDamagedIndex) {
@@ -110,6 +98,29 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, errors.Join(err, s.image.close())
 	}
 	return s, nil
+}
+
+// openFile opens the file at path; if there is none, init (nil: an empty
+// database) lays it out.
+func openFile(path string, noSync bool, init func(*bbolt.Tx) error) (*bbolt.DB, error) {
+	mmap := mmapSize
+	if bits.UintSize == 32 {
+		mmap = mmapSize32
+	}
+	db, err := boltfile.Open(path, bbolt.Options{
+		// The list of free pages is part of every commit (8 octets a free
+		// page), or opening would have to walk the whole file.
+		NoFreelistSync:  false,
+		FreelistType:    bbolt.FreelistMapType,
+		InitialMmapSize: mmap,
+		NoStatistics:    true,
+		NoSync:          noSync,
+	}, init)
+	if err != nil {
+		return nil, err
+	}
+	db.AllocSize = allocSize
+	return db, nil
 }
 
 // create lays out a new file.
