@@ -25,11 +25,18 @@ type Process struct {
 	done    chan struct{}
 	once    sync.Once
 	started time.Time
+	ended   time.Time // set before done is closed
 }
 
 // Start runs the program at path with args and appends what it prints to the
 // file logPath. The process is killed by the kernel if the rig dies before it.
 func Start(name, logPath, path string, args ...string) (*Process, error) {
+	return StartCmd(name, logPath, exec.Command(path, args...))
+}
+
+// StartCmd is Start for a command that was prepared by the caller; its output
+// and its parent-death signal are set here.
+func StartCmd(name, logPath string, cmd *exec.Cmd) (*Process, error) {
 	if err := os.MkdirAll(filepath.Dir(logPath), 0o755); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
@@ -38,7 +45,6 @@ func Start(name, logPath, path string, args ...string) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	defer logFile.Close()
-	cmd := exec.Command(path, args...)
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	p := &Process{name: name, logPath: logPath, cmd: cmd, done: make(chan struct{}), started: time.Now()}
@@ -49,6 +55,7 @@ func Start(name, logPath, path string, args ...string) (*Process, error) {
 		// The exit status is kept in cmd.ProcessState; Wait's error says
 		// nothing beyond it.
 		_ = cmd.Wait()
+		p.ended = time.Now()
 		close(p.done)
 	}()
 	return p, nil
@@ -62,6 +69,23 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Started is the moment just before the process was created.
 func (p *Process) Started() time.Time { return p.started }
+
+// Ended is the moment at which the process was seen to have ended, zero if it
+// still runs.
+func (p *Process) Ended() time.Time {
+	if p.Alive() {
+		return time.Time{}
+	}
+	return p.ended
+}
+
+// Signal sends the process a signal.
+func (p *Process) Signal(s syscall.Signal) error {
+	if err := p.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("send %v to %s: %w", s, p.name, err)
+	}
+	return nil
+}
 
 // Done is closed when the process has ended and was reaped.
 func (p *Process) Done() <-chan struct{} { return p.done }
