@@ -35,6 +35,7 @@ rig crash 40 -kills 4 -edge "$bin/edge"
 rig powercut 60 -cycles 6 "${programs[@]}"
 rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
 rig powercut 120 -mutants
+rig sweep 60 -most 36 -modes kill,torn -edge "$bin/edge"
 rig badinput 60 -noise 1s "${programs[@]}"
 rig outage 150 -short "${programs[@]}"
 
