@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
 go build -o "$bin/" ./cmd/edge ./cmd/hub ./faults/... || exit 1
+go build -tags small_budgets -o "$bin/edge-small" ./cmd/edge || exit 1
 
 declare -A known
 failed=() started=$SECONDS wanted=("$@")
@@ -36,6 +37,8 @@ rig powercut 60 -cycles 6 "${programs[@]}"
 rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
 rig powercut 120 -mutants
 rig sweep 60 -most 36 -modes kill,torn -edge "$bin/edge"
+# To be extended to all classes as damage gets repaired.
+rig bitflip 60 -flips 16 -class "LOCK,wal mark,wal padding,wal spare,wal unused" -edge "$bin/edge-small" -hub "$bin/hub"
 rig badinput 60 -noise 1s "${programs[@]}"
 rig outage 150 -short "${programs[@]}"
 
