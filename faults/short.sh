@@ -38,7 +38,7 @@ rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
 rig powercut 120 -mutants
 rig sweep 60 -most 36 -modes kill,torn -edge "$bin/edge"
 # To be extended to all classes as damage gets repaired.
-rig bitflip 60 -flips 16 -class "LOCK,wal mark,wal padding,wal spare,wal unused" -edge "$bin/edge-small" -hub "$bin/hub"
+rig bitflip 60 -flips 10 -class "LOCK,wal spare" -edge "$bin/edge-small" -hub "$bin/hub"
 rig badinput 60 -noise 1s "${programs[@]}"
 rig outage 150 -short "${programs[@]}"
 
