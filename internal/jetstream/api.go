@@ -361,9 +361,12 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 	group := storage.GroupID(e.nextGroup)
 	e.nextGroup++
 	e.mu.Unlock()
-	store, err := e.openStore(group, cfg.Storage)
-	if err != nil {
-		return nil, false, api.ErrStreamCreate.With("err", err)
+	store := e.newStore(group, cfg.Storage, true)
+	if f, ok := store.(*fileStore); ok { // creates the file: not where records of all streams are applied
+		if _, err := f.acquire(); err != nil {
+			return nil, false, api.ErrStreamCreate.With("err", err)
+		}
+		f.release()
 	}
 	e.mu.Lock()
 	e.prepared[group] = store
@@ -464,6 +467,9 @@ func (r *request) streamUpdate() (any, error) {
 	if err == nil && cfg.Retention != old.Retention {
 		// Consumers that kept no state do from now on, and begin with this.
 		err = s.checkpoint()
+	}
+	if err == nil && s.memory { // it has no record in the log
+		err = r.e.saveMeta()
 	}
 	if err != nil {
 		return nil, err

@@ -22,7 +22,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -36,7 +35,6 @@ import (
 	"petiole/internal/jetstream/command"
 	"petiole/storage"
 	"petiole/storage/metadb"
-	"petiole/storage/msgstore"
 	"petiole/storage/vfs"
 	"petiole/storage/wal"
 )
@@ -64,11 +62,23 @@ type Options struct {
 	TableBudget int64 // octets of a stream not checkpointed beyond which one is made; default 32 MiB
 	SegmentSize int64 // octets of a log segment; default 64 MiB
 
+	// MaxOpenStores is how many streams may have their files open at a time for
+	// long; default 128. IdleClose is how long a stream's file stays open unused,
+	// below that number; default 30 s.
+	MaxOpenStores int
+	IdleClose     time.Duration
+
 	Log *slog.Logger // default discards
 	// OnFail is called once when the storage has failed. Nothing is
 	// acknowledged any more: the process has to end and recover.
 	OnFail func(error)
 }
+
+// Defaults of Options.
+const (
+	DefaultMaxOpenStores = 128
+	DefaultIdleClose     = 30 * time.Second
+)
 
 // ErrClosed says that the engine does not serve any more.
 var ErrClosed = errors.New("JetStream has been closed")
@@ -107,16 +117,16 @@ type Engine struct {
 	streams atomic.Pointer[map[string]*Stream] // replaced, never changed
 	apiMu   sync.Mutex
 
-	// Owned by recovery, then by onCommit, which is never called concurrently.
+	// applyMu is held by recovery, by onCommit and by whoever takes a stream out
+	// of service or back into it; what follows is under it.
+	applyMu sync.Mutex
 	groups  map[storage.GroupID]*Stream
 	touched []*Stream
 	acks    *broker.Publisher
 	scratch []byte
-	// keptNext is what the meta database has as the next group. nextGroup may
-	// be ahead of it by a creation that is on its way through the log.
-	keptNext uint64
 
-	nextGroup uint64 // under mu
+	book      *metaBook
+	nextGroup uint64 // under mu; ahead of book.next by a creation on its way through the log
 	lastLSN   atomic.Uint64
 	live      bool // recovery is over
 	closing   atomic.Bool
@@ -125,6 +135,7 @@ type Engine struct {
 
 	mu       sync.Mutex
 	prepared map[storage.GroupID]storage.Store // opened for a creation under way
+	doomed   map[uint64]*Stream                // deleted, and not in the meta database any more: their files go
 	watchers map[int]func()
 	watchID  int
 
@@ -140,6 +151,11 @@ type Engine struct {
 	done                chan struct{} // closed with the engine
 	broken              chan struct{} // closed when the storage has failed
 	sinceCheck          int64         // octets committed since the checkpointer was woken
+	keepNow             chan struct{} // wakes the keeper
+	ticks               atomic.Int64  // the keeper's, of which 6 make IdleClose
+	openStores          atomic.Int64
+	trimMu              sync.Mutex // one trim at a time
+	gate                gate       // where publishers wait while the log exceeds its budget
 	durMu               sync.Mutex
 	awaitingSync        map[*Stream]struct{} // have applied what is not durable yet
 }
@@ -167,6 +183,12 @@ func Open(o Options) (_ *Engine, err error) {
 	if o.MaxPayload <= 0 {
 		o.MaxPayload = DefaultMaxPayload
 	}
+	if o.MaxOpenStores <= 0 {
+		o.MaxOpenStores = DefaultMaxOpenStores
+	}
+	if o.IdleClose <= 0 {
+		o.IdleClose = DefaultIdleClose
+	}
 	e := &Engine{
 		o: o, log: o.Log, account: o.Account,
 		groups:        map[storage.GroupID]*Stream{},
@@ -174,7 +196,10 @@ func Open(o Options) (_ *Engine, err error) {
 		watchers:      map[int]func(){},
 		awaitingSync:  map[*Stream]struct{}{},
 		acks:          o.Account.NewPublisher(),
+		book:          newMetaBook(),
+		doomed:        map[uint64]*Stream{},
 		checkpointNow: make(chan struct{}, 1),
+		keepNow:       make(chan struct{}, 1),
 		apiSlots:      make(chan struct{}, maxInflight),
 		done:          make(chan struct{}),
 		broken:        make(chan struct{}),
@@ -208,181 +233,11 @@ func Open(o Options) (_ *Engine, err error) {
 	return e, nil
 }
 
-// recover opens the streams that the meta database knows and replays the log.
-func (e *Engine) recover() error {
-	records, next, err := readRecords(e.meta)
-	if err != nil {
-		return err
-	}
-	if next != 0 {
-		e.nextGroup = next
-	}
-	e.keptNext = e.nextGroup
-	knownGroups := e.nextGroup // of those below it the meta database knows what became of them
-	e.wal, err = wal.Open(wal.Options{
-		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
-		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
-		OnFail: e.fail, Log: e.log,
-	})
-	if err != nil {
-		return err
-	}
-	e.prop = newLocalProposer(e.wal)
-	if err := e.checkStores(records); err != nil {
-		return err
-	}
-	known := map[string]bool{}
-	newest := storage.LSN(0)
-	for i := range records {
-		r := &records[i]
-		group := storage.GroupID(r.Group)
-		known[groupDir(group)] = true
-		if r.Config.Storage == api.MemoryStorage {
-			r.UID = newUID()
-		}
-		store, err := e.openStore(group, r.Config.Storage)
-		if err != nil {
-			return fmt.Errorf("stream %q: %w", r.Name, err)
-		}
-		s, err := e.newStream(r, store)
-		if err != nil {
-			_ = store.Close() // the first error counts
-			return err
-		}
-		newest = max(newest, store.Applied())
-		e.addStream(s)
-	}
-	// What a creation that did not come to be, or a deletion, left behind.
-	dirs, err := os.ReadDir(filepath.Join(e.o.Dir, "streams"))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-
-	replayed := 0
-	last := storage.LSN(0)
-	created := map[storage.GroupID]bool{} // in what is left of the log
-	err = e.wal.Replay(func(r wal.Record) error {
-		replayed++
-		last = r.LSN
-		if r.Group == storage.MetaGroup {
-			var c command.StreamCreate
-			if command.KindOf(r.Data) == command.KindStreamCreate && c.Decode(r.Data) == nil {
-				created[storage.GroupID(c.Group)] = true
-			}
-			return e.applyMeta(&r)
-		}
-		s := e.groups[r.Group]
-		if s == nil && uint64(r.Group) >= knownGroups && !created[r.Group] {
-			return metaLost(e.meta.Path(), fmt.Sprintf("record %d of the log belongs to the stream of group %d", r.LSN, r.Group))
-		}
-		if s == nil || s.memory || r.LSN <= s.store.Applied() {
-			return nil // gone, empty after every start, or checkpointed
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.apply(&r)
-	})
-	if err != nil {
-		return fmt.Errorf("replaying the log: %w", err)
-	}
-	if w := e.wal.Written(); w < newest {
-		return fmt.Errorf("%w: the log ends at record %d, but a stream has been checkpointed at %d; "+
-			"the directory wal does not belong to this store, restore the one that does", storage.ErrCorrupt, w, newest)
-	}
-	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
-	for _, d := range dirs {
-		group := parseGroupDir(d.Name())
-		if e.groups[group] != nil || known[d.Name()] {
-			continue
-		}
-		// Deleted, or made for a creation that never became a record: then
-		// nothing was ever checkpointed into it. Anything else is a stream
-		// that only a lost meta database knew of.
-		if uint64(group) >= knownGroups && !created[group] {
-			if err := e.unused(group); err != nil {
-				return err
-			}
-		}
-		if err := os.RemoveAll(filepath.Join(e.o.Dir, "streams", d.Name())); err != nil {
-			return err
-		}
-	}
-	if replayed > 0 || len(records) > 0 {
-		e.log.Info("JetStream recovered", "streams", len(e.groups), "replayed_records", replayed)
-	}
-	return nil
-}
-
-// checkStores returns an error if a known stream's messages are gone from the
-// disk: opening would begin an empty store, and what had been checkpointed would
-// be missed by nobody. A log that still has the creation gives all of it back.
-func (e *Engine) checkStores(records []streamRecord) error {
-	missing := map[storage.GroupID]*streamRecord{}
-	for i := range records {
-		r := &records[i]
-		if r.Config.Storage == api.MemoryStorage {
-			continue
-		}
-		_, err := os.Stat(e.storePath(storage.GroupID(r.Group)))
-		if errors.Is(err, os.ErrNotExist) {
-			missing[storage.GroupID(r.Group)] = r
-		} else if err != nil {
-			return fmt.Errorf("stream %q: %w", r.Name, err)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	err := e.wal.Replay(func(r wal.Record) error {
-		var c command.StreamCreate
-		if r.Group == storage.MetaGroup && command.KindOf(r.Data) == command.KindStreamCreate && c.Decode(r.Data) == nil {
-			delete(missing, storage.GroupID(c.Group))
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("reading the log: %w", err)
-	}
-	for group, r := range missing {
-		return fmt.Errorf("%w: stream %q: its file %s is gone, and the log does not reach back to the stream's creation: restore the file, "+
-			"with what else belongs to this store", storage.ErrCorrupt, r.Name, e.storePath(group))
-	}
-	return nil
-}
-
-// storePath is where msgstore keeps the messages of a group.
-func (e *Engine) storePath(g storage.GroupID) string {
-	return filepath.Join(e.o.Dir, "streams", groupDir(g), msgstore.FileName)
-}
-
-// unused returns an error if the directory of a group that nothing else tells of
-// has been a stream's.
-func (e *Engine) unused(group storage.GroupID) error {
-	store, err := e.openStore(group, api.FileStorage)
-	if err != nil {
-		return metaLost(e.meta.Path(), fmt.Sprintf("nothing is known of directory %s: %v", groupDir(group), err))
-	}
-	applied := store.Applied()
-	if err := store.Close(); err != nil {
-		return err
-	}
-	if applied > 0 {
-		return metaLost(e.meta.Path(), fmt.Sprintf("directory %s holds a stream, checkpointed at record %d of the log", groupDir(group), applied))
-	}
-	return nil
-}
-
-// metaLost is the error for traces of a stream that the meta database, which
-// would have to know of it, has nothing about.
-func metaLost(path, trace string) error {
-	return fmt.Errorf("%w: %s, but %s does not know it: that file was lost or is an older copy, restore the one that belongs to this store",
-		storage.ErrCorrupt, trace, path)
-}
-
 // start makes the recovered streams live and registers the handlers.
 func (e *Engine) start() error {
 	e.live = true
 	e.wg.Go(e.checkpointer)
+	e.wg.Go(e.keeper)
 	e.wg.Go(e.async.run)
 	e.wg.Go(e.interest.run)
 	for _, s := range *e.streams.Load() {
@@ -427,6 +282,7 @@ func (e *Engine) close(checkpoint bool) error {
 	}
 	e.wg.Wait()
 	if checkpoint && !e.failed.Load() {
+		errs = append(errs, e.saveAndDestroy())
 		for _, s := range *e.streams.Load() {
 			errs = append(errs, s.checkpoint())
 		}
@@ -544,6 +400,8 @@ func (e *Engine) onCommit(records []wal.Record) {
 	if e.failed.Load() || len(records) == 0 {
 		return
 	}
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
 	touched := e.touched[:0]
 	for i := 0; i < len(records); {
 		j := i + 1
@@ -631,8 +489,7 @@ func (e *Engine) onDurable(lsn storage.LSN) {
 	}
 }
 
-// applyMeta applies a command of the meta group. It is idempotent: what it does
-// is written to the meta database at once, with no position of the log.
+// applyMeta applies a command of the meta group.
 func (e *Engine) applyMeta(r *wal.Record) error {
 	switch command.KindOf(r.Data) {
 	case command.KindStreamCreate:
@@ -646,20 +503,15 @@ func (e *Engine) applyMeta(r *wal.Record) error {
 		if err := c.Decode(r.Data); err != nil {
 			return err
 		}
-		return e.applyDelete(&c, r)
+		e.applyDelete(&c, r)
+		return nil
 	}
 	return fmt.Errorf("%w: kind %d is not the meta group's", command.ErrMalformed, command.KindOf(r.Data))
 }
 
 func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 	group := storage.GroupID(c.Group)
-	e.mu.Lock()
-	done := !e.live && c.Group < e.nextGroup // carried out before; perhaps deleted since
-	e.mu.Unlock()
-	if done {
-		return nil
-	}
-	rec := streamRecord{Name: c.Name, Group: c.Group, UID: c.UID[:], Created: c.Created}
+	rec := &streamRecord{Name: c.Name, Group: c.Group, UID: c.UID[:], Created: c.Created}
 	if err := json.Unmarshal(c.Config, &rec.Config); err != nil {
 		return fmt.Errorf("%w: configuration of stream %q: %v", command.ErrMalformed, c.Name, err)
 	}
@@ -668,31 +520,20 @@ func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 	delete(e.prepared, group)
 	e.nextGroup = max(e.nextGroup, c.Group+1)
 	e.mu.Unlock()
-	var err error
 	if store == nil {
-		if store, err = e.openStore(group, rec.Config.Storage); err != nil {
-			return fmt.Errorf("creating stream %q: %w", c.Name, err)
-		}
+		store = e.newStore(group, rec.Config.Storage, true)
 	}
-	s, err := e.newStream(&rec, store)
-	if err != nil {
-		return err
-	}
-	b, err := json.Marshal(&rec)
+	s, err := e.newStream(rec, store)
 	if err != nil {
 		return fmt.Errorf("creating stream %q: %w", c.Name, err)
 	}
-	err = e.meta.Put(bucketMeta,
-		metadb.KV{Key: streamKey(c.Group), Value: b},
-		metadb.KV{Key: keyNextGroup, Value: e.appendGroups(c.Group+1, c.Group)})
-	if err != nil {
-		return fmt.Errorf("creating stream %q: %w", c.Name, err)
-	}
-	e.keptNext = c.Group + 1
+	s.begins(r.LSN)
+	e.book.put(rec, r.LSN)
 	e.addStream(s)
 	if !e.live {
 		return nil
 	}
+	e.wakeKeeper()
 	if err := s.start(); err != nil {
 		return err
 	}
@@ -703,42 +544,27 @@ func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 	return nil
 }
 
-func (e *Engine) applyDelete(c *command.StreamDelete, r *wal.Record) error {
+func (e *Engine) applyDelete(c *command.StreamDelete, r *wal.Record) {
 	s := e.groups[storage.GroupID(c.Group)]
 	if s != nil {
+		e.book.remove(c.Group, s, r.LSN, s.holds()) // first: trim asks the streams, then the book
 		e.removeStream(s)
-		err := e.meta.Put(bucketMeta,
-			metadb.KV{Key: streamKey(c.Group)},
-			metadb.KV{Key: keyNextGroup, Value: e.appendGroups(e.keptNext, 0)})
-		if err != nil {
-			return fmt.Errorf("deleting stream %q: %w", s.name, err)
-		}
 		s.stop()
 		s.deleted()
-		if err := s.destroy(); err != nil {
-			e.log.Warn("files of a deleted stream remain until the next start", "stream", s.name, "err", err)
-		}
 		if e.live {
+			e.wakeKeeper()
 			e.streamsChanged()
 		}
+	} else {
+		e.book.remove(c.Group, nil, r.LSN, 0)
 	}
 	if t, ok := e.prop.tag(r).(*call); ok {
 		t.fn(callResult{})
 	}
-	return nil
 }
 
-// appendGroups returns the value under keyNextGroup; with, unless 0, is a group
-// not yet among the engine's.
-func (e *Engine) appendGroups(next, with uint64) []byte {
-	groups := make([]uint64, 0, len(e.groups)+1)
-	for g := range e.groups {
-		groups = append(groups, uint64(g))
-	}
-	if with != 0 {
-		groups = append(groups, with)
-	}
-	slices.Sort(groups)
+// appendGroups returns the value under keyNextGroup.
+func appendGroups(next uint64, groups []uint64) []byte {
 	b := append(strconv.AppendUint(nil, next, 10), ' ')
 	for i, g := range groups {
 		if i > 0 {

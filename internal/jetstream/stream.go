@@ -2,11 +2,9 @@ package jetstream
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -22,8 +20,6 @@ import (
 	"petiole/internal/wire"
 	"petiole/storage"
 	"petiole/storage/memstore"
-	"petiole/storage/metadb"
-	"petiole/storage/msgstore"
 	"petiole/storage/wal"
 )
 
@@ -70,6 +66,9 @@ type Stream struct {
 	// Of the goroutine that applies.
 	touched  bool
 	runBytes int64
+
+	held   storage.LSN // of the checkpointer: what holds said last
+	usedAt int64       // of the keeper: when the file was used last
 
 	batchMu sync.Mutex
 	batches map[string]*stagedBatch // by id
@@ -125,15 +124,27 @@ func newUID() []byte {
 	return b[:]
 }
 
-func (e *Engine) openStore(g storage.GroupID, t api.StorageType) (storage.Store, error) {
+// newStore returns the store of a group, whose file is opened when it is used
+// for the first time. With create it may have none yet.
+func (e *Engine) newStore(g storage.GroupID, t api.StorageType, create bool) storage.Store {
 	if t == api.MemoryStorage {
-		return memstore.New(), nil
+		return memstore.New()
 	}
-	dir := filepath.Join(e.o.Dir, "streams", groupDir(g))
-	if err := e.o.FS.MkdirAll(dir); err != nil {
-		return nil, err
+	return e.newFileStore(g, create)
+}
+
+// begins says that the record at lsn created the stream: until a checkpoint has
+// its identity and configuration, the log does.
+func (s *Stream) begins(lsn storage.LSN) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.memory || s.applied >= lsn {
+		return
 	}
-	return msgstore.Open(dir, msgstore.Options{Log: e.log})
+	s.applied = lsn
+	if s.dirtyFrom == 0 {
+		s.dirtyFrom = lsn
+	}
 }
 
 // newStream makes a stream over an open store.
@@ -337,6 +348,7 @@ func (s *Stream) deleted() {
 	s.account(0)
 }
 
+// destroy removes the files of a deleted stream. It waits for a checkpoint.
 func (s *Stream) destroy() error {
 	s.ckptMu.Lock()
 	defer s.ckptMu.Unlock()
@@ -344,6 +356,23 @@ func (s *Stream) destroy() error {
 	s.gone = true
 	s.mu.Unlock()
 	return s.store.Destroy()
+}
+
+// rest closes the stream's file if the durable image is all there is and nobody
+// uses it; it reports whether it has.
+func (s *Stream) rest() (bool, error) {
+	f, ok := s.store.(*fileStore)
+	if !ok {
+		return false, nil
+	}
+	s.ckptMu.Lock()
+	defer s.ckptMu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone || s.dirtyFrom != 0 || s.frozen != 0 {
+		return false, nil
+	}
+	return f.rest()
 }
 
 // account updates the engine's totals with the octets this stream holds.
@@ -396,6 +425,10 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 		s.answer(reply, refused)
 		return
 	}
+	if !s.memory {
+		e.pass()
+		s.warm()
+	}
 	if cfg.AllowAtomicPublish && len(header) > 0 && s.publishBatched(subj, reply, header, data) {
 		return
 	}
@@ -410,6 +443,16 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 	if err := e.prop.Propose(s.group, p, p.parts[:]...); err != nil {
 		p.release()
 		s.answer(reply, api.ErrStreamStoreFailed.With("err", err))
+	}
+}
+
+// warm opens the stream's file, if it is closed, here rather than where records
+// of all streams are applied. What goes wrong is met again there.
+func (s *Stream) warm() {
+	if f, ok := s.store.(*fileStore); ok && !f.isOpen() {
+		if _, err := f.acquire(); err == nil {
+			f.release()
+		}
 	}
 }
 
@@ -568,28 +611,13 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 				return r, err
 			}
 		}
-		if s.memory { // has no checkpoint of its own
-			if err := s.saveRecord(); err != nil {
-				return r, err
-			}
-		}
+		rec := &streamRecord{Name: s.name, Group: uint64(s.group), UID: s.uid[:], Created: s.created.UnixNano(), Config: *s.m.Config()}
+		s.e.book.put(rec, 0)
+		s.e.wakeKeeper()
 	case command.KindExpire:
 		s.expiring = false
 	}
 	return r, nil
-}
-
-// saveRecord writes the stream's record in the meta database.
-func (s *Stream) saveRecord() error {
-	rec := streamRecord{Name: s.name, Group: uint64(s.group), UID: s.uid[:], Created: s.created.UnixNano(), Config: *s.m.Config()}
-	b, err := json.Marshal(&rec)
-	if err == nil {
-		err = s.e.meta.Put(bucketMeta, metadb.KV{Key: streamKey(uint64(s.group)), Value: b})
-	}
-	if err != nil {
-		return fmt.Errorf("saving stream %q: %w", s.name, err)
-	}
-	return nil
 }
 
 // unwanted reports whether no consumer needs a message (any more). One that is
@@ -886,6 +914,10 @@ func (s *Stream) Ingest(in *command.Ingest, done func(command.Position, error)) 
 		done(command.Position{}, refused)
 		return
 	}
+	if !s.memory {
+		s.e.pass()
+		s.warm()
+	}
 	buf := ingestPool.Get().(*[]byte)
 	defer ingestPool.Put(buf)
 	*buf = in.AppendTo((*buf)[:0])
@@ -1031,91 +1063,6 @@ func (s *Stream) holds() storage.LSN {
 		return s.frozen
 	}
 	return s.dirtyFrom
-}
-
-func (e *Engine) wakeCheckpointer() {
-	select {
-	case e.checkpointNow <- struct{}{}:
-	default:
-	}
-}
-
-// checkpointer keeps tables and log within their budgets.
-func (e *Engine) checkpointer() {
-	for {
-		select {
-		case <-e.done:
-			return
-		case <-e.checkpointNow:
-		}
-		if err := e.keepBudgets(); err != nil && !e.closing.Load() {
-			e.fail(err)
-			return
-		}
-	}
-}
-
-func (e *Engine) keepBudgets() error {
-	trim := false
-	for _, s := range *e.streams.Load() {
-		if !s.memory && s.store.TableBytes() > e.o.TableBudget {
-			if err := s.checkpoint(); err != nil {
-				return err
-			}
-			trim = true
-		}
-	}
-	if trim {
-		if err := e.trim(); err != nil {
-			return err
-		}
-	}
-	// Streams that hold back the oldest records are checkpointed, whether busy
-	// or idle, until the log fits.
-	for e.wal.Size() > e.o.WALBudget {
-		var oldest *Stream
-		var at storage.LSN
-		for _, s := range *e.streams.Load() {
-			if h := s.holds(); h != 0 && (oldest == nil || h < at) {
-				oldest, at = s, h
-			}
-		}
-		if oldest == nil {
-			return e.trim()
-		}
-		if err := oldest.checkpoint(); err != nil {
-			return err
-		}
-		if err := e.trim(); err != nil {
-			return err
-		}
-		if next := oldest.holds(); next != 0 && next <= at {
-			return nil // nothing gained; the next commit tries again
-		}
-	}
-	return nil
-}
-
-// trim recycles what no stream needs of the log.
-func (e *Engine) trim() error {
-	below := storage.LSN(e.lastLSN.Load()) + 1
-	for _, s := range *e.streams.Load() {
-		if h := s.holds(); h != 0 {
-			below = min(below, h)
-		}
-	}
-	return e.wal.Trim(below)
-}
-
-// Checkpoint writes everything applied so far to the streams' stores and
-// recycles the log.
-func (e *Engine) Checkpoint() error {
-	for _, s := range *e.streams.Load() {
-		if err := s.checkpoint(); err != nil {
-			return err
-		}
-	}
-	return e.trim()
 }
 
 // String names the stream in logs.

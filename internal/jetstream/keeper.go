@@ -1,0 +1,314 @@
+package jetstream
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"petiole/storage"
+)
+
+// gate is where publishers wait while the log exceeds its budget by more than
+// it should, so that it cannot outrun the checkpoints.
+type gate struct {
+	shut atomic.Bool
+	mu   sync.Mutex
+	open chan struct{} // closed when the gate opens; nil while it is open
+}
+
+func (g *gate) set(shut bool) {
+	if g.shut.Load() == shut {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if shut == g.shut.Load() {
+		return
+	}
+	if shut {
+		g.open = make(chan struct{})
+	} else {
+		close(g.open)
+	}
+	g.shut.Store(shut)
+}
+
+// pass waits until the gate is open, or the engine does not serve any more.
+func (e *Engine) pass() {
+	if !e.gate.shut.Load() {
+		return
+	}
+	e.prop.Kick() // what this publisher has handed in before may be waited for
+	e.gate.mu.Lock()
+	open := e.gate.open
+	e.gate.mu.Unlock()
+	if open == nil {
+		return
+	}
+	select {
+	case <-open:
+	case <-e.broken:
+	case <-e.done:
+	}
+}
+
+func wakeUp(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Engine) wakeCheckpointer() { wakeUp(e.checkpointNow) }
+func (e *Engine) wakeKeeper()       { wakeUp(e.keepNow) }
+
+// checkpointer keeps tables and log within their budgets.
+func (e *Engine) checkpointer() {
+	for {
+		select {
+		case <-e.done:
+			return
+		case <-e.checkpointNow:
+		}
+		if err := e.keepBudgets(); err != nil && !e.closing.Load() {
+			e.fail(err)
+			return
+		}
+	}
+}
+
+// atOnce is how many checkpoints run at a time: while one waits for the disk
+// another encodes.
+const atOnce = 2
+
+// keepBudgets checkpoints the streams whose tables are too large, then, while
+// the log is too long, those that hold back its oldest records, whether they are
+// busy or idle.
+func (e *Engine) keepBudgets() error {
+	var large []*Stream
+	for _, s := range *e.streams.Load() {
+		if !s.memory && s.store.TableBytes() > e.o.TableBudget {
+			large = append(large, s)
+		}
+	}
+	if err := e.checkpoints(large); err != nil {
+		return err
+	}
+	if len(large) > 0 {
+		if err := e.trim(); err != nil {
+			return err
+		}
+	}
+	// Half of the budget is for what comes in while room is being made.
+	for e.overBudget() {
+		list := e.holders(atOnce)
+		if len(list) == 0 {
+			return e.trim()
+		}
+		before := e.wal.Oldest()
+		if err := e.checkpoints(list); err != nil {
+			return err
+		}
+		if err := e.trim(); err != nil {
+			return err
+		}
+		stuck := true
+		for _, s := range list {
+			if h := s.holds(); h == 0 || h > s.held {
+				stuck = false
+			}
+		}
+		if stuck && e.wal.Oldest() == before {
+			return nil // nothing gained; the next commit tries again
+		}
+		if e.closing.Load() {
+			return nil
+		}
+	}
+	return nil
+}
+
+// overBudget reports whether the log is to be made shorter, and opens or shuts
+// the gate for publishers.
+func (e *Engine) overBudget() bool {
+	size := e.wal.Size()
+	e.gate.set(size > e.o.WALBudget)
+	return size > e.o.WALBudget/2
+}
+
+// holders returns up to n streams that hold back the oldest records of the log.
+func (e *Engine) holders(n int) []*Stream {
+	var list []*Stream
+	for _, s := range *e.streams.Load() {
+		if s.held = s.holds(); s.held != 0 {
+			list = append(list, s)
+		}
+	}
+	slices.SortFunc(list, func(a, b *Stream) int { return cmp.Compare(a.held, b.held) })
+	return list[:min(n, len(list))]
+}
+
+// checkpoints checkpoints streams, some at a time.
+func (e *Engine) checkpoints(list []*Stream) error {
+	errs := make([]error, len(list))
+	var wg sync.WaitGroup
+	next := make(chan int, len(list))
+	for i := range list {
+		next <- i
+	}
+	close(next)
+	for range min(atOnce, len(list)) {
+		wg.Go(func() {
+			for i := range next {
+				errs[i] = list[i].checkpoint()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// trim recycles what neither a stream nor the meta machine needs of the log.
+func (e *Engine) trim() error {
+	e.trimMu.Lock()
+	defer e.trimMu.Unlock()
+	below := storage.LSN(e.lastLSN.Load()) + 1
+	for _, s := range *e.streams.Load() {
+		below = earlier(below, s.holds())
+	}
+	// After the streams': one that is deleted goes over to it.
+	below = earlier(below, e.book.holds())
+	return e.wal.Trim(below)
+}
+
+// Checkpoint writes everything applied so far to the streams' stores and
+// recycles the log.
+func (e *Engine) Checkpoint() error {
+	if err := e.saveAndDestroy(); err != nil {
+		return err
+	}
+	for _, s := range *e.streams.Load() {
+		if err := s.checkpoint(); err != nil {
+			return err
+		}
+	}
+	return e.trim()
+}
+
+// keeper does what nobody waits for: it saves the list of streams, removes the
+// files of deleted ones, and closes those that are not in use.
+func (e *Engine) keeper() {
+	tick := time.NewTimer(e.o.IdleClose / idleTicks)
+	defer tick.Stop()
+	ticking := true
+	for {
+		select {
+		case <-e.done:
+			return
+		case <-e.keepNow:
+		case <-tick.C:
+			ticking = false
+			e.ticks.Add(1)
+		}
+		if err := e.keep(); err != nil && !e.closing.Load() {
+			e.fail(err)
+			return
+		}
+		// With nothing open there is nothing to close.
+		if !ticking && e.openStores.Load() > 0 {
+			ticking = true
+			tick.Reset(e.o.IdleClose / idleTicks)
+		}
+	}
+}
+
+// idleTicks is how many ticks of the keeper make Options.IdleClose.
+const idleTicks = 6
+
+func (e *Engine) keep() error {
+	if err := e.saveAndDestroy(); err != nil {
+		return err
+	}
+	return e.closeIdle()
+}
+
+// saveAndDestroy saves the list of streams and removes the files of those that
+// are not in it any more.
+func (e *Engine) saveAndDestroy() error {
+	if err := e.saveMeta(); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	list := e.doomed
+	e.doomed = map[uint64]*Stream{}
+	e.mu.Unlock()
+	for g, s := range list {
+		var err error
+		if s != nil {
+			err = s.destroy()
+		} else {
+			err = e.newFileStore(storage.GroupID(g), true).Destroy()
+		}
+		if err != nil {
+			e.log.Warn("files of a deleted stream remain until the next start", "group", g, "err", err)
+		} else {
+			e.book.mu.Lock()
+			e.book.dead[g] = struct{}{} // the mark goes with the next save
+			e.book.mu.Unlock()
+		}
+	}
+	return nil
+}
+
+// closeIdle closes the files of streams that have not been in use for a while,
+// and, of more than there should be, those not used for the longest time.
+func (e *Engine) closeIdle() error {
+	now := e.ticks.Load()
+	var open []*Stream
+	for _, s := range *e.streams.Load() {
+		f, ok := s.store.(*fileStore)
+		if !ok || !f.isOpen() {
+			continue
+		}
+		if now-f.used.Load() >= idleTicks {
+			closed, err := s.rest()
+			if err != nil {
+				return fmt.Errorf("closing the files of stream %q: %w", s.name, err)
+			}
+			if closed {
+				continue
+			}
+		}
+		s.usedAt = f.used.Load()
+		open = append(open, s)
+	}
+	over := int(e.openStores.Load()) - e.o.MaxOpenStores
+	if over <= 0 {
+		return nil
+	}
+	slices.SortFunc(open, func(a, b *Stream) int { return cmp.Compare(a.usedAt, b.usedAt) })
+	for _, s := range open {
+		if over <= 0 || e.closing.Load() {
+			break
+		}
+		// What is used all the time would be opened again at once.
+		if now == s.usedAt && over < e.o.MaxOpenStores {
+			break
+		}
+		if err := s.checkpoint(); err != nil {
+			return err
+		}
+		closed, err := s.rest()
+		if err != nil {
+			return fmt.Errorf("closing the files of stream %q: %w", s.name, err)
+		}
+		if closed {
+			over--
+		}
+	}
+	return e.trim()
+}

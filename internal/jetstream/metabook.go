@@ -1,0 +1,164 @@
+package jetstream
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+
+	"petiole/storage"
+	"petiole/storage/metadb"
+)
+
+// What the meta machine keeps in the meta database, beside streams' records.
+const (
+	// keyMetaApplied is the position in the log that the database reflects.
+	keyMetaApplied = "applied"
+	// prefixDeleted + group in decimal marks a stream that was deleted and
+	// whose directory may still be there.
+	prefixDeleted = "deleted/"
+)
+
+// metaBook is the meta machine's state: which streams exist. What applying a
+// record changes in it is written to the meta database later, on a goroutine of
+// its own, and held by the log until then; nobody who commits waits for it.
+type metaBook struct {
+	saveMu sync.Mutex // one save at a time
+
+	mu      sync.Mutex
+	records map[uint64]*streamRecord // by group; records are replaced, not changed
+	next    uint64                   // the group of the next stream, as of what was applied
+	applied storage.LSN              // last record of the meta group applied
+	from    storage.LSN              // first one the log has to keep, as the database does not reflect it; 0: none
+	saving  storage.LSN              // the same, of what is being saved
+	dirty   map[uint64]struct{}      // groups whose record changed
+	dying   map[uint64]*Stream       // deleted; nil values were deleted before this start
+	dead    map[uint64]struct{}      // their directories are gone, the mark may go too
+}
+
+func newMetaBook() *metaBook {
+	return &metaBook{
+		records: map[uint64]*streamRecord{}, dirty: map[uint64]struct{}{},
+		dying: map[uint64]*Stream{}, dead: map[uint64]struct{}{},
+		next: uint64(storage.MetaGroup) + 1,
+	}
+}
+
+// noted says that the record at lsn has been applied, and that the log has to
+// keep what follows from on until that is saved. The caller holds mu.
+func (b *metaBook) noted(lsn, from storage.LSN) {
+	b.from = earlier(b.from, from)
+	b.applied = max(b.applied, lsn)
+}
+
+// earlier returns the lower of two positions of which 0 is none.
+func earlier(a, b storage.LSN) storage.LSN {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// put takes a stream's record in, because of the record at lsn (0: none).
+func (b *metaBook) put(r *streamRecord, lsn storage.LSN) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.records[r.Group] = r
+	b.next = max(b.next, r.Group+1)
+	b.dirty[r.Group] = struct{}{}
+	b.noted(lsn, lsn)
+}
+
+// remove takes a stream out, because of the record at lsn. Its files go once
+// the database no longer has it; up to then the log keeps its records from
+// the position held on (0: none), or the next start would miss some of them.
+func (b *metaBook) remove(group uint64, s *Stream, lsn, held storage.LSN) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, ok := b.records[group]; ok {
+		delete(b.records, group)
+		b.dirty[group] = struct{}{}
+		b.dying[group] = s
+	}
+	b.noted(lsn, earlier(lsn, held))
+}
+
+// record returns a stream's record.
+func (b *metaBook) record(group uint64) (*streamRecord, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	r, ok := b.records[group]
+	return r, ok
+}
+
+// holds returns the first record that the log has to keep for the meta machine
+// and for streams that the database does not know to be deleted; 0 if it needs
+// none.
+func (b *metaBook) holds() storage.LSN {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return earlier(b.from, b.saving)
+}
+
+// saveMeta writes what changed to the meta database, after which the log need
+// not hold it any more, and dooms the streams deleted: their files may go now.
+func (e *Engine) saveMeta() error {
+	b := e.book
+	b.saveMu.Lock()
+	defer b.saveMu.Unlock()
+	b.mu.Lock()
+	if len(b.dirty) == 0 && len(b.dead) == 0 && b.from == 0 {
+		b.mu.Unlock()
+		return nil
+	}
+	dirty, dead := b.dirty, b.dead
+	b.saving, b.from = b.from, 0
+	b.dirty, b.dead = map[uint64]struct{}{}, map[uint64]struct{}{}
+	gone := map[uint64]*Stream{}
+	var kvs []metadb.KV
+	for g := range dirty {
+		r, ok := b.records[g]
+		if !ok {
+			gone[g] = b.dying[g]
+			kvs = append(kvs, metadb.KV{Key: streamKey(g)}, metadb.KV{Key: deletedKey(g), Value: []byte{}})
+			continue
+		}
+		v, err := json.Marshal(r) // strings and numbers: always has a JSON form
+		if err == nil {
+			kvs = append(kvs, metadb.KV{Key: streamKey(g), Value: v})
+		}
+	}
+	for g := range dead {
+		kvs = append(kvs, metadb.KV{Key: deletedKey(g)})
+	}
+	kvs = append(kvs,
+		metadb.KV{Key: keyNextGroup, Value: appendGroups(b.next, slices.Sorted(maps.Keys(b.records)))},
+		metadb.KV{Key: keyMetaApplied, Value: strconv.AppendUint(nil, uint64(b.applied), 10)})
+	b.mu.Unlock()
+
+	// As with streams' stores: not ahead of the log.
+	err := e.wal.SyncWritten()
+	if err == nil {
+		err = e.meta.Put(bucketMeta, kvs...)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err != nil { // all of it is still to be saved
+		maps.Copy(b.dirty, dirty)
+		maps.Copy(b.dead, dead)
+		b.from, b.saving = earlier(b.from, b.saving), 0
+		return fmt.Errorf("saving the list of streams: %w", err)
+	}
+	b.saving = 0
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for g, s := range gone {
+		delete(b.dying, g)
+		e.doomed[g] = s
+	}
+	return nil
+}
+
+func deletedKey(g uint64) string { return prefixDeleted + strconv.FormatUint(g, 10) }

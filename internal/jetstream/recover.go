@@ -1,0 +1,350 @@
+package jetstream
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/command"
+	"petiole/storage"
+	"petiole/storage/msgstore"
+	"petiole/storage/vfs"
+	"petiole/storage/wal"
+)
+
+// loaders is how many streams are loaded at a time at a start: most of it is
+// waiting for the disk.
+const loaders = 4
+
+// recover loads the streams that the meta database knows and replays the log.
+func (e *Engine) recover() error {
+	known, err := readMeta(e.meta)
+	if err != nil {
+		return err
+	}
+	e.wal, err = wal.Open(wal.Options{
+		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
+		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
+		OnFail: e.fail, Log: e.log,
+	})
+	if err != nil {
+		return err
+	}
+	e.prop = newLocalProposer(e.wal)
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	b := e.book
+	b.next = max(b.next, known.next)
+	b.applied = known.applied
+	for i := range known.records {
+		r := &known.records[i]
+		if r.Config.Storage == api.MemoryStorage {
+			r.UID = newUID()
+		}
+		b.records[r.Group] = r
+		b.next = max(b.next, r.Group+1)
+	}
+	e.nextGroup = b.next
+	// Where the files are gone but the log has all of it, it begins anew.
+	created, err := e.creations(known.records)
+	if err != nil {
+		return err
+	}
+	newest, err := e.load(known.records, created)
+	if err != nil {
+		return err
+	}
+	replayed := 0
+	last := storage.LSN(0)
+	err = e.wal.Replay(func(r wal.Record) error {
+		replayed++
+		last = r.LSN
+		return e.replay(&r, known.applied)
+	})
+	if err != nil {
+		return fmt.Errorf("replaying the log: %w", err)
+	}
+	if w := e.wal.Written(); w < newest {
+		return fmt.Errorf("%w: the log ends at record %d, but a stream has been checkpointed at %d; "+
+			"the directory wal does not belong to this store, restore the one that does", storage.ErrCorrupt, w, newest)
+	}
+	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
+	e.nextGroup = b.next
+	if err := e.tidy(known); err != nil {
+		return err
+	}
+	for _, s := range *e.streams.Load() {
+		if s.store.Applied() == 0 {
+			s.begins(storage.LSN(e.lastLSN.Load()))
+		}
+		if _, err := s.rest(); err != nil {
+			return err
+		}
+	}
+	if replayed > 0 || len(known.records) > 0 {
+		e.log.Info("JetStream recovered", "streams", len(e.groups), "replayed_records", replayed)
+	}
+	return nil
+}
+
+// replay applies a record that the log has kept; the meta database reflects
+// those of the meta group up to metaApplied.
+func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
+	if r.Group == storage.MetaGroup {
+		if r.LSN > metaApplied {
+			return e.applyMeta(r)
+		}
+		return e.recreate(r)
+	}
+	s := e.groups[r.Group]
+	if s == nil || s.memory || r.LSN <= s.applied {
+		return nil // gone, empty after every start, or checkpointed
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.apply(r)
+}
+
+// recreate has a stream that was never checkpointed begin with what it was
+// created with, if r is the creation: its record in the meta database may be of
+// later, and what is replayed has to meet what it met the first time.
+func (e *Engine) recreate(r *wal.Record) error {
+	var c command.StreamCreate
+	if command.KindOf(r.Data) != command.KindStreamCreate || c.Decode(r.Data) != nil {
+		return nil
+	}
+	s := e.groups[storage.GroupID(c.Group)]
+	if s == nil || s.memory || s.applied >= r.LSN {
+		return nil
+	}
+	rec := streamRecord{Name: c.Name, Group: c.Group, UID: c.UID[:], Created: c.Created}
+	if err := rec.decodeConfig(c.Config); err != nil {
+		return err
+	}
+	again, err := e.newStream(&rec, s.store)
+	if err != nil {
+		return err
+	}
+	again.begins(r.LSN)
+	e.addStream(again)
+	return nil
+}
+
+// creations returns which streams the log has the creation of, if files of any
+// are missing; it is for those only that this matters.
+func (e *Engine) creations(records []streamRecord) (map[uint64]bool, error) {
+	missing := false
+	for i := range records {
+		r := &records[i]
+		if r.Config.Storage == api.MemoryStorage {
+			continue
+		}
+		_, err := os.Stat(e.storePath(storage.GroupID(r.Group)))
+		if errors.Is(err, os.ErrNotExist) {
+			missing = true
+		} else if err != nil {
+			return nil, fmt.Errorf("stream %q: %w", r.Name, err)
+		}
+	}
+	created := map[uint64]bool{}
+	if !missing {
+		return created, nil
+	}
+	err := e.wal.Replay(func(r wal.Record) error {
+		var c command.StreamCreate
+		if r.Group == storage.MetaGroup && command.KindOf(r.Data) == command.KindStreamCreate && c.Decode(r.Data) == nil {
+			created[c.Group] = true
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the log: %w", err)
+	}
+	return created, nil
+}
+
+// load makes the streams of the meta database's records, and returns the newest
+// record of the log that any of them has been checkpointed at.
+func (e *Engine) load(records []streamRecord, created map[uint64]bool) (newest storage.LSN, err error) {
+	streams := make([]*Stream, len(records))
+	errs := make([]error, len(records))
+	next := make(chan int, len(records))
+	for i := range records {
+		next <- i
+	}
+	close(next)
+	var wg sync.WaitGroup
+	for range loaders {
+		wg.Go(func() {
+			for i := range next {
+				r := &records[i]
+				streams[i], errs[i] = e.loadStream(r, created[r.Group])
+			}
+		})
+	}
+	wg.Wait()
+	m := make(map[string]*Stream, len(records))
+	for i, s := range streams {
+		if s == nil {
+			err = errors.Join(err, fmt.Errorf("stream %q: %w", records[i].Name, errs[i]))
+			continue
+		}
+		m[s.name] = s
+		e.groups[s.group] = s
+		newest = max(newest, s.store.Applied())
+	}
+	e.streams.Store(&m)
+	return newest, err
+}
+
+func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
+	store := e.newStore(storage.GroupID(r.Group), r.Config.Storage, created)
+	s, err := e.newStream(r, store)
+	if err != nil {
+		_ = store.Close() // the first error counts
+		return nil, err
+	}
+	// What was never checkpointed may have to skip sequences first.
+	if store.Applied() > 0 {
+		if _, err := s.rest(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// storePath is where msgstore keeps the messages of a group.
+func (e *Engine) storePath(g storage.GroupID) string {
+	return filepath.Join(e.o.Dir, "streams", groupDir(g), msgstore.FileName)
+}
+
+// tidy removes what deleted streams have left behind, and parks directories
+// that nothing tells of.
+func (e *Engine) tidy(known *metaContents) error {
+	root := filepath.Join(e.o.Dir, "streams")
+	for _, g := range known.deleted {
+		if err := removeDir(e.o.FS, filepath.Join(root, groupDir(storage.GroupID(g)))); err != nil {
+			return err
+		}
+		e.book.dead[g] = struct{}{}
+	}
+	dirs, err := os.ReadDir(root)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	for _, d := range dirs {
+		group := parseGroupDir(d.Name())
+		if _, known := e.book.records[uint64(group)]; known {
+			continue
+		}
+		if _, dying := e.book.dying[uint64(group)]; dying {
+			continue // as soon as the meta database does not know it any more
+		}
+		dir := filepath.Join(root, d.Name())
+		if group != 0 && neverUsed(dir) { // made for a creation that did not come to be
+			if err := removeDir(e.o.FS, dir); err != nil {
+				return err
+			}
+			continue
+		}
+		if known.next == 0 {
+			return fmt.Errorf("%w: directory %s holds a stream, but %s does not know it: that file was lost, restore the one that belongs to this store",
+				storage.ErrCorrupt, dir, e.meta.Path())
+		}
+		to, err := e.park(dir)
+		if err != nil {
+			return err
+		}
+		e.log.Error("a directory of messages that the list of streams does not know has been put aside; if it is missed, "+
+			"the list in meta.db is an older copy: restore the one that belongs to it, and move the directory back",
+			"directory", dir, "parked", to)
+	}
+	return nil
+}
+
+// neverUsed reports whether a directory has been made for a stream and never
+// been checkpointed into, so that there is nothing in it.
+func neverUsed(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return false
+	}
+	for _, f := range entries {
+		if f.IsDir() {
+			return false
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, msgstore.FileName)); errors.Is(err, fs.ErrNotExist) {
+		return len(entries) == 0
+	}
+	s, err := msgstore.Open(dir, msgstore.Options{})
+	if err != nil {
+		return false
+	}
+	empty := s.Applied() == 0 && s.State().Last == 0
+	return s.Close() == nil && empty
+}
+
+// park moves a file or directory of the store to where nothing looks for it,
+// and returns where that is.
+func (e *Engine) park(path string) (string, error) {
+	parked := filepath.Join(e.o.Dir, "parked")
+	if err := e.o.FS.MkdirAll(parked); err != nil {
+		return "", err
+	}
+	to := filepath.Join(parked, filepath.Base(path)+"."+strconv.FormatInt(time.Now().Unix(), 10))
+	for i := 1; ; i++ {
+		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		to = fmt.Sprintf("%s.%d", to, i)
+	}
+	if err := e.o.FS.Rename(path, to); err != nil {
+		return "", err
+	}
+	return to, errors.Join(e.o.FS.SyncDir(parked), e.o.FS.SyncDir(filepath.Dir(path)))
+}
+
+// removeDir removes a directory with the files in it, durably; one that is not
+// there is no error.
+func removeDir(fsys vfs.FS, dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// What is read last goes first: without it nothing is a store any more.
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int {
+		switch {
+		case a.Name() == msgstore.FileName:
+			return -1
+		case b.Name() == msgstore.FileName:
+			return 1
+		}
+		return 0
+	})
+	for _, f := range entries {
+		path := filepath.Join(dir, f.Name())
+		if f.IsDir() {
+			err = removeDir(fsys, path)
+		} else {
+			err = fsys.Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if err := fsys.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return fsys.SyncDir(filepath.Dir(dir))
+}
