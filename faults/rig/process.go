@@ -123,12 +123,20 @@ func (p *Process) Kill() {
 // Freeze stops the process with SIGSTOP and returns when none of its threads
 // can do anything any more: each is stopped, or waits in the kernel and stops
 // before it returns from there. What remains to be done with it is Kill.
-func (p *Process) Freeze() error {
+func (p *Process) Freeze() error { return p.freeze("TD") }
+
+// Halt is Freeze that also waits until no thread is in the kernel any more. The
+// process goes on at SIGCONT.
+func (p *Process) Halt() error { return p.freeze("T") }
+
+// freeze waits until every thread is in one of the given states of
+// proc_pid_stat(5).
+func (p *Process) freeze(states string) error {
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("freeze %s: %w", p.name, err)
 	}
 	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
-		frozen, err := p.frozen()
+		frozen, err := p.frozen(states)
 		if err != nil {
 			return fmt.Errorf("freeze %s: %w", p.name, err)
 		}
@@ -139,7 +147,7 @@ func (p *Process) Freeze() error {
 	return fmt.Errorf("freeze %s: its threads still run 5 s after SIGSTOP", p.name)
 }
 
-func (p *Process) frozen() (bool, error) {
+func (p *Process) frozen(states string) (bool, error) {
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.PID()))
 	if err != nil || len(tasks) == 0 {
 		return false, errors.Join(err, errors.New("it has ended"))
@@ -153,7 +161,7 @@ func (p *Process) frozen() (bool, error) {
 		if !ok || len(rest) == 0 {
 			return false, errors.New("unexpected /proc stat line")
 		}
-		if rest[0] != 'T' && rest[0] != 'D' {
+		if !strings.Contains(states, string(rest[:1])) {
 			return false, nil
 		}
 	}
