@@ -446,8 +446,11 @@ func (e *Engine) onCommit(records []wal.Record) {
 	e.acks.Flush() // what is acknowledged is in DurableState
 	clear(touched)
 	e.touched = touched
-	if e.sinceCheck >= 1<<20 {
+	if e.sinceCheck >= min(1<<20, e.o.WALBudget/64) {
 		e.sinceCheck = 0
+		if e.wal.Size() > e.o.WALBudget {
+			e.gate.set(true)
+		}
 		e.wakeCheckpointer()
 	}
 }

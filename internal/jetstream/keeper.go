@@ -89,6 +89,7 @@ const atOnce = 2
 // the log is too long, those that hold back its oldest records, whether they are
 // busy or idle.
 func (e *Engine) keepBudgets() error {
+	defer e.gate.set(false) // all that can be done has been, or the next commit sees to it
 	var large []*Stream
 	for _, s := range *e.streams.Load() {
 		if !s.memory && s.store.TableBytes() > e.o.TableBudget {

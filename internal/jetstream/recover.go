@@ -31,6 +31,8 @@ func (e *Engine) recover() error {
 	}
 	e.wal, err = wal.Open(wal.Options{
 		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
+		// What is under way may come on top of the budget.
+		MaxPending:   min(64<<20, e.o.WALBudget/8),
 		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
 		OnFail: e.fail, Log: e.log,
 	})
