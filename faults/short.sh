@@ -39,7 +39,7 @@ rig powercut 120 -mutants
 rig sweep 60 -most 20 -modes kill,torn -edge "$bin/edge"
 # To be extended to all classes as damage gets repaired.
 rig bitflip 60 -flips 10 -class "LOCK,wal spare" -edge "$bin/edge-small" -hub "$bin/hub"
-rig diskfull 60 -size 64 -only directories -edge "$bin/edge"
+rig diskfull 60 -size 128 -only directories -edge "$bin/edge"
 rig stall 60 -cases slow,fsync,shutdown -rounds 3 -slow 2s -edge "$bin/edge"
 rig badinput 60 -noise 1s "${programs[@]}"
 rig outage 150 -short "${programs[@]}"
