@@ -2,8 +2,10 @@ package broker
 
 import (
 	"crypto/subtle"
+	"crypto/x509"
 	"encoding/base64"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nkeys"
@@ -18,10 +20,13 @@ type auth struct {
 	nkeys  map[string]*User // by public key
 	token  string
 	noAuth *User
+	// mapUsers: users are found by what their certificates say.
+	mapUsers bool
+	dns      map[*User]dn // user names that are distinguished names
 }
 
 func newAuth(o *Options) (*auth, error) {
-	a := &auth{users: make(map[string]*User), nkeys: make(map[string]*User), token: o.AuthToken}
+	a := &auth{users: make(map[string]*User), nkeys: make(map[string]*User), dns: make(map[*User]dn), token: o.AuthToken}
 	for i := range o.Users {
 		u := &o.Users[i]
 		if err := u.Permissions.check(); err != nil {
@@ -41,9 +46,17 @@ func newAuth(o *Options) (*auth, error) {
 			return nil, fmt.Errorf("user %q is defined twice", key)
 		}
 		by[key] = u
+		if name, ok := parseDN(u.Name); ok {
+			a.dns[u] = name
+		}
 	}
+	a.mapUsers = o.TLS != nil && o.TLSOptions.MapUsers
 	if o.NoAuthUser != "" {
-		if a.noAuth = a.users[o.NoAuthUser]; a.noAuth == nil {
+		a.noAuth = a.users[o.NoAuthUser]
+		if a.noAuth == nil {
+			a.noAuth = a.nkeys[o.NoAuthUser]
+		}
+		if a.noAuth == nil {
 			return nil, fmt.Errorf("no_auth_user %q is not one of the users", o.NoAuthUser)
 		}
 	}
@@ -81,37 +94,105 @@ func (a *auth) required() bool {
 // on reports whether credentials are looked at at all.
 func (a *auth) on() bool { return a.token != "" || len(a.users)+len(a.nkeys) > 0 }
 
-// check returns the user that the credentials of CONNECT are valid for; nil
-// if anyone is permitted or the token was right.
-func (a *auth) check(arg *connectArg, nonce string) (*User, bool) {
+// identity is what a client is known by.
+type identity struct {
+	arg   *connectArg // of CONNECT
+	nonce string      // of INFO
+	cert  *x509.Certificate
+	kind  string // ConnStandard or ConnInProcess
+}
+
+// has reports whether the client's user is still there.
+func (a *auth) has(id identity) bool {
+	switch {
+	case id.arg.NKey != "":
+		return a.nkeys[id.arg.NKey] != nil
+	case id.arg.User != "":
+		return a.users[id.arg.User] != nil
+	}
+	return true
+}
+
+// check returns the user that the credentials are valid for; nil if anyone is
+// permitted or the token was right.
+func (a *auth) check(id identity) (*User, bool) {
+	arg := id.arg
+	var u *User
+	bare := arg.User == "" && arg.Pass == "" && arg.Token == "" && arg.NKey == ""
 	switch {
 	case !a.on():
 		return nil, true
-	case arg.NKey != "":
-		u := a.nkeys[arg.NKey]
-		if u == nil {
-			return nil, false
-		}
-		sig, err := base64.RawURLEncoding.DecodeString(arg.Sig)
-		if err != nil {
-			if sig, err = base64.StdEncoding.DecodeString(arg.Sig); err != nil {
-				return nil, false
-			}
-		}
-		pub, err := nkeys.FromPublicKey(arg.NKey)
-		if err != nil || pub.Verify([]byte(nonce), sig) != nil {
-			return nil, false
-		}
-		return u, true
+	case arg.NKey != "" && len(a.nkeys) > 0:
+		u = a.nkeys[arg.NKey]
+		return u, u != nil && u.permits(id.kind) && signed(arg, id.nonce)
+	case bare && a.noAuth != nil && a.noAuth.NKey != "":
+		return a.noAuth, a.noAuth.permits(id.kind)
+	case a.mapUsers && len(a.users) > 0:
+		u = a.byCert(id)
+		return u, u != nil && (u.Password == "" && arg.Pass == "" || secretIs(u.Password, arg.Pass))
+	case bare && a.noAuth != nil:
+		return a.noAuth, a.noAuth.permits(id.kind)
 	case arg.User != "":
-		u := a.users[arg.User]
-		return u, u != nil && secretIs(u.Password, arg.Pass)
-	case arg.Token != "" && a.token != "":
+		u = a.users[arg.User]
+		if u == nil || !u.permits(id.kind) || u.Password == "" && u != a.noAuth {
+			return u, false
+		}
+		return u, secretIs(u.Password, arg.Pass)
+	case a.token != "":
 		return nil, secretIs(a.token, arg.Token)
-	case a.noAuth != nil && arg.Token == "" && arg.JWT == "":
-		return a.noAuth, true
 	}
 	return nil, false
+}
+
+// permits reports whether the user may connect that way.
+func (u *User) permits(kind string) bool {
+	return len(u.ConnTypes) == 0 || slices.Contains(u.ConnTypes, kind)
+}
+
+// signed reports whether CONNECT has the nonce signed by the nkey that it
+// names.
+func signed(arg *connectArg, nonce string) bool {
+	sig, err := base64.RawURLEncoding.DecodeString(arg.Sig)
+	if err != nil {
+		if sig, err = base64.StdEncoding.DecodeString(arg.Sig); err != nil {
+			return false
+		}
+	}
+	pub, err := nkeys.FromPublicKey(arg.NKey)
+	return err == nil && pub.Verify([]byte(nonce), sig) == nil
+}
+
+// byCert finds the user that the client's certificate names: by e-mail
+// addresses, DNS names, URIs and the subject, in this order, as nats-server.
+func (a *auth) byCert(id identity) *User {
+	if id.cert == nil {
+		return nil
+	}
+	named := func(name string) *User {
+		if u := a.users[name]; name != "" && u != nil && u.permits(id.kind) {
+			return u
+		}
+		return nil
+	}
+	names := slices.Concat(id.cert.EmailAddresses, id.cert.DNSNames)
+	for _, u := range id.cert.URIs {
+		names = append(names, u.String())
+	}
+	for _, name := range names {
+		if u := named(name); u != nil {
+			return u
+		}
+	}
+	if subj, ok := dnOf(id.cert.RawSubject); ok {
+		for _, same := range []func(dn, dn) bool{dn.equal, dn.sameParts} {
+			for u, name := range a.dns {
+				if u.permits(id.kind) && same(name, subj) {
+					return u
+				}
+			}
+		}
+	}
+	return named(id.cert.Subject.ToRDNSequence().String())
 }
 
 // secretIs compares got with a configured secret, plain or bcrypt.

@@ -32,6 +32,10 @@ const (
 	DefaultMaxPingsOut    = 2
 	DefaultWriteDeadline  = 10 * time.Second
 	DefaultAuthTimeout    = 2 * time.Second
+	DefaultTLSTimeout     = 2 * time.Second
+	// DefaultTLSFallback is how long a server that starts TLS first usually
+	// waits for a client to do the same before it sends INFO.
+	DefaultTLSFallback = 50 * time.Millisecond
 )
 
 // Options configures a [Server]. The zero value listens on all interfaces,
@@ -53,24 +57,25 @@ type Options struct {
 	MaxPayload     int   // octets of header and data of one message; 1 MiB
 	MaxControlLine int   // octets of one protocol line; 4096
 	MaxPending     int64 // octets queued for one client before it is disconnected as slow consumer; 64 MiB
-	MaxConn        int   // clients at the same time; 65536
+	MaxConn        int   // clients at the same time; 65536; negative refuses all
 	MaxSubs        int   // subscriptions of one client; 0 is unlimited
 
 	PingInterval  time.Duration // between PINGs to a client; 2 min
 	MaxPingsOut   int           // PINGs unanswered before the connection is stale; 2
 	WriteDeadline time.Duration // a client that takes nothing for this long is disconnected as slow consumer; 10 s
-	AuthTimeout   time.Duration // for CONNECT after INFO when authentication is required, and for the TLS handshake; 2 s
+	AuthTimeout   time.Duration // for CONNECT after INFO when authentication is required; 2 s
 
 	Users      []User // if not empty, clients have to authenticate as one of them
 	AuthToken  string // if not empty, clients may authenticate with this token (plain or bcrypt)
-	NoAuthUser string // name of the user for clients that send no credentials; "" is none
+	NoAuthUser string // name or nkey of the user for clients that send no credentials; "" is none
 
 	// Mappings send what clients publish elsewhere, before permissions and
 	// subscriptions are looked at. Handlers and what is published inside are not
 	// concerned.
 	Mappings []transform.Mapping
 
-	TLS *tls.Config // if not nil, clients have to use TLS
+	TLS        *tls.Config // if not nil, clients have to use TLS
+	TLSOptions TLSOptions  // how they do
 
 	JetStream bool // advertised in INFO
 	APILevel  int  // JetStream API level advertised in INFO; 0 omits it
@@ -83,11 +88,40 @@ type Options struct {
 	AfterRead func()
 }
 
+// TLSOptions say how clients use TLS; they count only with [Options.TLS].
+type TLSOptions struct {
+	Timeout time.Duration // of the handshake; 2 s
+	// Optional lets clients choose: what a client sends first tells.
+	Optional bool
+	// First starts TLS before INFO is sent instead of after it. With a Fallback
+	// above zero, a client that sends nothing for so long gets INFO in clear
+	// and may start TLS then.
+	First    bool
+	Fallback time.Duration
+	// MapUsers takes the user from the client's certificate: one of its e-mail
+	// addresses, DNS names, URIs or its subject is the name of a user. TLS has
+	// to ask for and verify certificates.
+	MapUsers bool
+	// Pinned, if not empty, holds the SHA-256 of the public keys (DER encoded
+	// SubjectPublicKeyInfo, in lower-case hex) that client certificates may have.
+	Pinned map[string]bool
+	// RateLimit bounds handshakes per second; 0 does not.
+	RateLimit int
+}
+
+// The ways for a client to connect that [User.ConnTypes] may name.
+const (
+	ConnStandard  = "STANDARD"   // TCP
+	ConnInProcess = "IN_PROCESS" // Server.InProcessConn
+)
+
 // User is one set of credentials.
 type User struct {
 	Name     string // user name; empty if NKey is set
-	Password string // plain, or a bcrypt hash ("$2a$...")
+	Password string // plain, or a bcrypt hash ("$2a$..."); without one, the user needs a certificate or is NoAuthUser
 	NKey     string // public user nkey ("U..."); the client signs the nonce of INFO
+	// ConnTypes limits how the user may connect; empty permits every way.
+	ConnTypes []string
 	// Permissions of the user; nil permits everything.
 	Permissions *Permissions
 }

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"bytes"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,9 +50,12 @@ type client struct {
 	sock  net.Conn      // the TCP connection
 	conn  net.Conn      // sock, or TLS over it; set before the read loop starts
 	raw   *directWriter // nil with TLS
+	kind  string        // ConnStandard or ConnInProcess
 	log   *slog.Logger
 	start time.Time
-	tls   bool
+	tls   atomic.Bool
+	cert  atomic.Pointer[x509.Certificate] // the client's; nil without one
+	ready atomic.Bool                      // open is done: the protocol may be spoken
 	nonce string
 
 	out outbound
@@ -64,8 +68,13 @@ type client struct {
 	echo      bool
 	headers   atomic.Bool // CONNECT said that headers are understood
 	noResp    bool
-	perms     *perms // nil permits everything
-	awaiting  bool   // authentication is still due
+	perms     atomic.Pointer[perms]      // nil permits everything
+	cred      atomic.Pointer[connectArg] // what it authenticated with; nil before
+	awaiting  atomic.Bool                // authentication is still due
+	async     atomic.Bool                // understands INFO at any time, and is ready for it
+	protocol  int                        // of CONNECT
+	changed   atomic.Uint64              // counts changes of perms by others than the read loop
+	seen      uint64                     // changed, when the publisher's cache was last emptied
 
 	mu      sync.Mutex // guards subs and pings
 	subs    map[string]*subscription
@@ -113,7 +122,7 @@ type subscription struct {
 	subject string
 	queue   string
 	sid     []byte
-	filter  bool // some of what matches is denied to the client
+	filter  atomic.Bool // some of what matches is denied to the client
 
 	// For a client's these are guarded by its out.mu.
 	delivered int
@@ -146,16 +155,24 @@ func (in *inbox) free() {
 }
 
 // readLoop serves the client until the connection ends.
-func (c *client) readLoop() error {
+// pre is what has been read already.
+func (c *client) readLoop(pre []byte) error {
 	var (
 		ev   wire.Event
 		in   inbox
 		need = 1 // octets below which parsing is pointless
 		gone int // octets thrown away
-		lim  = wire.Limits{ControlLine: c.srv.set.Load().MaxControlLine, Payload: c.srv.set.Load().MaxPayload}
 		recv = c.reader(&in)
 	)
 	defer in.free()
+	if len(pre) > 0 {
+		in.grow(readSizeTLS)
+		next := recv
+		recv = func() (int, error) {
+			recv = next
+			return copy(in.buf, pre), nil
+		}
+	}
 	for {
 		n, err := recv()
 		if n > 0 && c.closing.Load() {
@@ -169,7 +186,7 @@ func (c *client) readLoop() error {
 			in.w += n
 			r := 0
 			if in.w >= need {
-				r, need = c.parse(in.buf[:in.w], lim, &ev)
+				r, need = c.parse(in.buf[:in.w], &ev)
 			}
 			c.endBatch()
 			in.w = copy(in.buf, in.buf[r:in.w])
@@ -202,10 +219,16 @@ func (c *client) waitingReader(in *inbox) func() (int, error) {
 
 // parse processes the operations in buf and returns how much of it is done
 // with, and how much has to be there for going on.
-func (c *client) parse(buf []byte, lim wire.Limits, ev *wire.Event) (r, need int) {
+func (c *client) parse(buf []byte, ev *wire.Event) (r, need int) {
 	var msgs, octets uint64
 	need = 1
-	c.maps = c.srv.set.Load().maps
+	set := c.srv.set.Load()
+	c.maps = set.maps
+	lim := wire.Limits{ControlLine: set.MaxControlLine, Payload: set.MaxPayload}
+	if n := c.changed.Load(); n != c.seen {
+		c.seen = n
+		c.pub.cache.Forget() // it knows what was permitted
+	}
 	for r < len(buf) && !c.closing.Load() {
 		n, more, err := wire.Next(buf[r:], lim, ev)
 		if err != nil {
@@ -360,14 +383,23 @@ func (c *client) because(why error) {
 	c.mu.Unlock()
 }
 
-// due ends clients that do something before they are authenticated.
+// due ends clients that do something before they are authenticated. Without
+// CONNECT they count as the user for those without credentials, if there is
+// one: whoever types the protocol need not begin with it.
 func (c *client) due() bool {
-	if c.awaiting {
-		c.srv.authErrors.Add(1)
-		c.fail(wire.ErrAuthorization)
-		return true
+	if !c.awaiting.Load() {
+		return false
 	}
-	return false
+	if c.srv.set.Load().auth.noAuth != nil {
+		if !c.authenticate(&connectArg{}) {
+			return true
+		}
+		c.connected = false // CONNECT may still come
+		return false
+	}
+	c.srv.authErrors.Add(1)
+	c.fail(wire.ErrAuthorization)
+	return true
 }
 
 func (c *client) onPing() {
@@ -375,6 +407,10 @@ func (c *client) onPing() {
 		return
 	}
 	c.reply(linePong)
+	if c.protocol >= 1 {
+		// Not before: a client that waits for its first PONG takes nothing else.
+		c.async.Store(true)
+	}
 }
 
 func (c *client) onPong() {
@@ -400,35 +436,53 @@ func (c *client) onConnect(doc []byte) {
 		c.fail(wire.ErrNoResponders)
 		return
 	}
-	if c.awaiting || !c.connected {
-		user, ok := c.srv.set.Load().auth.check(&arg, c.nonce)
-		if !ok {
-			c.srv.authErrors.Add(1)
-			c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.sock.RemoteAddr().String())
-			c.fail(wire.ErrAuthorization)
-			return
-		}
-		c.awaiting = false
-		if c.authDue != nil {
-			c.authDue.Stop()
-		}
-		info := *c.info.Load()
-		if user != nil {
-			info.User = user.Name
-			if info.User == "" {
-				info.User = user.NKey
-			}
-			c.perms = newPerms(user.Permissions)
-		} else if len(arg.Token) == 0 {
-			info.User = arg.User
-		}
-		info.Name, info.Lang, info.Version, info.Headers = arg.Name, arg.Lang, arg.Version, arg.Headers
-		c.info.Store(&info)
-		c.connected = true
+	if (c.awaiting.Load() || !c.connected) && !c.authenticate(&arg) {
+		return
 	}
 	c.verbose, c.pedantic, c.echo, c.noResp = arg.Verbose, arg.Pedantic, arg.Echo, arg.NoResponders
+	c.protocol = arg.Protocol
 	c.headers.Store(arg.Headers)
 	c.ok()
+}
+
+// authenticate makes the client the user that its CONNECT names. It reports
+// whether it may stay.
+func (c *client) authenticate(arg *connectArg) bool {
+	c.srv.reload.RLock()
+	defer c.srv.reload.RUnlock()
+	user, ok := c.srv.set.Load().auth.check(c.identity(arg))
+	if !ok {
+		c.srv.authErrors.Add(1)
+		c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.sock.RemoteAddr().String())
+		c.fail(wire.ErrAuthorization)
+		return false
+	}
+	c.mu.Lock()
+	if c.authDue != nil {
+		c.authDue.Stop()
+	}
+	c.mu.Unlock()
+	info := *c.info.Load()
+	if user != nil {
+		info.User = user.Name
+		if info.User == "" {
+			info.User = user.NKey
+		}
+		c.perms.Store(newPerms(user.Permissions))
+		c.pub.cache.Forget()
+	} else if len(arg.Token) == 0 {
+		info.User = arg.User
+	}
+	info.Name, info.Lang, info.Version, info.Headers = arg.Name, arg.Lang, arg.Version, arg.Headers
+	c.info.Store(&info)
+	c.connected = true
+	c.cred.Store(arg)
+	c.awaiting.Store(false)
+	return true
+}
+
+func (c *client) identity(arg *connectArg) identity {
+	return identity{arg: arg, nonce: c.nonce, cert: c.cert.Load(), kind: c.kind}
 }
 
 func (c *client) onPub(ev *wire.Event) {
@@ -535,8 +589,9 @@ func (c *client) onSub(ev *wire.Event) {
 		return
 	}
 	sub := &subscription{c: c, acc: c.acc, subject: string(ev.Subject), queue: string(ev.Queue), sid: bytes.Clone(ev.SID)}
-	if c.perms != nil {
-		ok, filter := c.perms.maySubscribe(sub.subject, sub.queue)
+	perms := c.perms.Load()
+	if perms != nil {
+		ok, filter := perms.maySubscribe(sub.subject, sub.queue)
 		if !ok {
 			text := "Permissions Violation for Subscription to " + strconv.Quote(sub.subject)
 			if sub.queue != "" {
@@ -545,7 +600,7 @@ func (c *client) onSub(ev *wire.Event) {
 			c.violation(text)
 			return
 		}
-		sub.filter = filter
+		sub.filter.Store(filter)
 	}
 	c.mu.Lock()
 	if _, dup := c.subs[string(ev.SID)]; dup {
@@ -560,6 +615,9 @@ func (c *client) onSub(ev *wire.Event) {
 	}
 	c.subs[string(sub.sid)] = sub
 	c.mu.Unlock()
+	if c.perms.Load() != perms {
+		c.recheck(sub) // the permissions changed meanwhile, and who changed them may not have seen sub
+	}
 	c.acc.insert(sub, false)
 	c.ok()
 }

@@ -3,16 +3,10 @@ package broker
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	mrand "math/rand/v2"
 	"net"
 	"runtime"
@@ -94,10 +88,14 @@ func TestAuth(t *testing.T) {
 
 	open := run(t, Options{Users: []User{{Name: "ada", Password: "pw"}, {Name: "guest"}}, NoAuthUser: "guest"})
 	r = rawDial(t, open)
-	r.send("SUB > 1\r\n") // before CONNECT nobody has the permissions of guest, or none
-	r.expect("-ERR 'Authorization Violation'\r\n")
-	r.expectEOF()
+	r.send("SUB > 1\r\n") // without CONNECT it is guest
+	r.expect("+OK\r\n")
+	until(t, "guest by default", func() bool { c := open.Conns(); return len(c) == 1 && c[0].User == "guest" })
+	r.send(`CONNECT {"user":"ada","pass":"pw","verbose":false}` + "\r\nPING\r\n")
+	r.expect("PONG\r\n")
+	until(t, "ada", func() bool { c := open.Conns(); return len(c) == 1 && c[0].User == "ada" })
 	_ = r.conn.Close()
+	until(t, "gone", func() bool { return len(open.Conns()) == 0 })
 	dial(t, open)
 	until(t, "guest", func() bool { c := open.Conns(); return len(c) == 1 && c[0].User == "guest" })
 }
@@ -241,19 +239,9 @@ func TestStale(t *testing.T) {
 }
 
 func TestTLS(t *testing.T) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check(t, err)
-	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, key.Public(), key)
-	check(t, err)
-	cert, err := x509.ParseCertificate(der)
-	check(t, err)
-	pool := x509.NewCertPool()
-	pool.AddCert(cert)
-	s := run(t, Options{TLS: &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}})
+	ca := newAuthority(t)
+	pool := ca.pool
+	s := run(t, Options{TLS: ca.server(t)})
 	a, b := dial(t, s, nats.Secure(&tls.Config{RootCAs: pool})), dial(t, s, nats.Secure(&tls.Config{RootCAs: pool}))
 	sub := subscribe(t, a, "t")
 	data := bytes.Repeat([]byte("x"), 300<<10)

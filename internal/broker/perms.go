@@ -101,6 +101,9 @@ func queueMatches(pattern, queue string) bool {
 // denied reports whether the client must not get a message on subj although a
 // subscription of it matches.
 func (p *perms) denied(subj []byte, queue string) bool {
+	if p == nil {
+		return false
+	}
 	for _, entry := range p.sub.Deny {
 		s, q, hasQ := strings.Cut(entry, " ")
 		if hasQ && (queue == "" || !queueMatches(strings.TrimSpace(q), queue)) {
@@ -149,24 +152,28 @@ func (p *perms) expect(reply []byte) {
 // mayRespond reports whether subj is a reply subject that the client may
 // still publish to, and counts it.
 func (c *client) mayRespond(subj []byte) bool {
-	if c.perms == nil || c.perms.responses == nil {
+	if p := c.perms.Load(); p == nil || p.responses == nil {
 		return false
 	}
 	c.out.mu.Lock()
 	defer c.out.mu.Unlock()
-	r, ok := c.perms.replies[string(subj)]
+	p := c.perms.Load() // does not change under the lock
+	if p == nil {
+		return false
+	}
+	r, ok := p.replies[string(subj)]
 	if !ok {
 		return false
 	}
 	if !r.expires.IsZero() && time.Now().After(r.expires) {
-		delete(c.perms.replies, string(subj))
+		delete(p.replies, string(subj))
 		return false
 	}
 	if r.left > 0 {
 		if r.left--; r.left == 0 {
-			delete(c.perms.replies, string(subj))
+			delete(p.replies, string(subj))
 		} else {
-			c.perms.replies[string(subj)] = r
+			p.replies[string(subj)] = r
 		}
 	}
 	return true

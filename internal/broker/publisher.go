@@ -70,7 +70,7 @@ func newPublisher(a *Account, c *client) *Publisher {
 		if subject.HasWildcard(subj) {
 			note |= noteWild
 		}
-		if c == nil || c.perms.mayPublish(subj) {
+		if c == nil || c.perms.Load().mayPublish(subj) {
 			note |= notePermitted
 		}
 		return note
@@ -176,7 +176,7 @@ func (p *Publisher) deliver(s *subscription) bool {
 	if c == p.client && !c.echo && !p.status {
 		return false
 	}
-	if s.filter && c.perms.denied(p.subj, s.queue) {
+	if s.filter.Load() && c.perms.Load().denied(p.subj, s.queue) {
 		return false
 	}
 	head, tail, hdr := p.head[1:], p.tail, p.hdr
@@ -241,8 +241,10 @@ func (p *Publisher) deliver(s *subscription) bool {
 	o.octets += uint64(size)
 	s.delivered++
 	last := s.delivered == s.max
-	if len(p.reply) > 0 && c.perms != nil && c.perms.responses != nil {
-		c.perms.expect(p.reply)
+	if len(p.reply) > 0 {
+		if perms := c.perms.Load(); perms != nil && perms.responses != nil {
+			perms.expect(p.reply)
+		}
 	}
 	p.touch(c)
 	o.mu.Unlock()

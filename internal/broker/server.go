@@ -38,15 +38,23 @@ type Server struct {
 
 	stallFrom, stallUntil int64
 
+	name string // fixed by New
+
 	mu      sync.Mutex
 	ln      net.Listener
+	addr    net.Addr // of ln; stays when it is closed
 	closed  bool
+	lame    bool // no more clients are taken
 	clients map[uint64]*client
 	serving sync.WaitGroup // accept loop and clients
 
 	lastID atomic.Uint64
 
-	total, inMsgs, inBytes, outMsgs, outBytes    atomic.Uint64
+	reload sync.RWMutex // held for reading from looking credentials up to noting them
+
+	total, inMsgs, inBytes, outMsgs, outBytes atomic.Uint64
+	handshakes                                rate
+
 	slow, stalls, stale, authErrors, protoErrors atomic.Uint64
 }
 
@@ -66,9 +74,8 @@ func New(opts Options) (*Server, error) {
 		return nil, fmt.Errorf("make server id: %w", err)
 	}
 	kp.Wipe() // only the name is used
-	set.ServerName = cmp.Or(set.ServerName, id)
 	s := &Server{
-		id: id, log: set.Log, clients: make(map[uint64]*client), start: time.Now(),
+		id: id, name: cmp.Or(set.ServerName, id), log: set.Log, clients: make(map[uint64]*client), start: time.Now(),
 		stallFrom: min(stallFrom, set.MaxPending/4),
 	}
 	s.set.Store(set)
@@ -93,7 +100,7 @@ func (s *Server) Start() error {
 		_ = ln.Close()
 		return ErrServerClosed
 	}
-	s.ln = ln
+	s.ln, s.addr = ln, ln.Addr()
 	s.serving.Add(1)
 	go s.acceptLoop(ln)
 	return nil
@@ -132,15 +139,19 @@ func (s *Server) acceptLoop(ln net.Listener) {
 			continue
 		}
 		pause = 5 * time.Millisecond
-		s.accept(conn)
+		s.accept(conn, ConnStandard)
 	}
 }
 
-func (s *Server) accept(conn net.Conn) {
+// accept takes a client that connected in the given way, and serves it in the
+// background. It reports whether the server takes clients at all.
+func (s *Server) accept(conn net.Conn, kind string) bool {
+	set := s.set.Load()
 	c := &client{
-		srv: s, acc: s.acc, sock: conn, conn: conn, log: s.log, start: time.Now(), echo: true, verbose: true, pedantic: true,
-		subs: make(map[string]*subscription), awaiting: s.set.Load().auth.on(), tls: s.set.Load().TLS != nil,
+		srv: s, acc: s.acc, sock: conn, conn: conn, kind: kind, log: s.log, start: time.Now(), echo: true, verbose: true, pedantic: true,
+		subs: make(map[string]*subscription),
 	}
+	c.awaiting.Store(set.auth.on())
 	info := &ClientInfo{ID: s.lastID.Add(1), c: c}
 	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
 		info.IP, info.Port = a.IP.String(), a.Port
@@ -149,42 +160,37 @@ func (s *Server) accept(conn net.Conn) {
 	c.activity.Store(c.start.UnixNano())
 	c.out.low = s.stallUntil
 	c.pub = newPublisher(s.acc, c)
-	if len(s.set.Load().auth.nkeys) > 0 {
+	if len(set.auth.nkeys) > 0 {
 		var b [11]byte
 		_, _ = rand.Read(b[:]) // never fails
 		c.nonce = base64.RawURLEncoding.EncodeToString(b[:])
 	}
 	s.mu.Lock()
-	if s.closed {
+	if s.closed || s.lame {
 		s.mu.Unlock()
 		_ = conn.Close()
-		return
+		return false
 	}
-	full := len(s.clients) >= s.set.Load().MaxConn
+	full := len(s.clients) >= set.MaxConn
 	s.clients[info.ID] = c
 	s.serving.Add(1)
 	s.mu.Unlock()
 	s.total.Add(1)
-	go s.serve(c, full)
+	go s.serve(c, set, full)
+	return true
 }
 
 // serve is the life of a client.
-func (s *Server) serve(c *client, full bool) {
+func (s *Server) serve(c *client, set *settings, full bool) {
 	defer s.serving.Done()
 	id := c.info.Load().ID
-	_ = c.conn.SetWriteDeadline(time.Now().Add(s.set.Load().WriteDeadline))
-	_, err := c.conn.Write(s.infoLine(c))
-	_ = c.conn.SetWriteDeadline(time.Time{})
-	if err == nil && c.tls {
-		err = c.handshake(s.set.Load().TLS)
-	} else {
-		c.raw = newDirectWriter(c.conn)
-	}
+	pre, err := c.open(set, full)
 	if err == nil {
+		c.ready.Store(true)
 		c.mu.Lock()
-		c.pinger = time.AfterFunc(s.set.Load().PingInterval, c.pingTick)
-		if c.awaiting {
-			c.authDue = time.AfterFunc(s.set.Load().AuthTimeout, func() {
+		c.pinger = time.AfterFunc(set.PingInterval, c.pingTick)
+		if c.awaiting.Load() {
+			c.authDue = time.AfterFunc(set.AuthTimeout, func() {
 				s.authErrors.Add(1)
 				c.fail(wire.ErrAuthTimeout)
 			})
@@ -193,7 +199,7 @@ func (s *Server) serve(c *client, full bool) {
 		if full {
 			c.fail(wire.ErrMaxConn)
 		}
-		err = c.readLoop()
+		err = c.readLoop(pre)
 	}
 	c.disconnect(err)
 
@@ -221,14 +227,14 @@ func (s *Server) serve(c *client, full bool) {
 	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.sock.RemoteAddr().String())
 	var we *wire.Error
 	switch {
-	case why == nil || errors.Is(why, errShutdown) || errors.Is(why, io.EOF):
+	case why == nil || errors.Is(why, errShutdown) || errors.Is(why, errUserGone) || errors.Is(why, io.EOF):
 		l.Debug("client left")
 	case errors.Is(why, errSlowDeadline) || errors.Is(why, errSlowPending):
 		s.slow.Add(1)
 		l.Warn("client disconnected: it does not keep up", "reason", why)
 	case errors.Is(why, errHandshake):
 		s.protoErrors.Add(1)
-		l.Warn("client disconnected: it has to use TLS", "reason", why)
+		l.Warn("client disconnected: TLS failed", "reason", why)
 	case errors.As(why, &we):
 		if we != wire.ErrAuthorization && we != wire.ErrAuthTimeout && we != wire.ErrStale && we != wire.ErrMaxConn {
 			s.protoErrors.Add(1)
@@ -237,22 +243,6 @@ func (s *Server) serve(c *client, full bool) {
 	default:
 		l.Debug("client connection lost", "err", why)
 	}
-}
-
-var errHandshake = errors.New("TLS handshake")
-
-// handshake turns the connection into a TLS connection.
-func (c *client) handshake(cfg *tls.Config) error {
-	tc := tls.Server(c.sock, cfg)
-	ctx, cancel := context.WithTimeout(context.Background(), c.srv.set.Load().AuthTimeout)
-	defer cancel()
-	if err := tc.HandshakeContext(ctx); err != nil {
-		return fmt.Errorf("%w: %w", errHandshake, err)
-	}
-	c.out.mu.Lock()
-	c.conn = tc
-	c.out.mu.Unlock()
-	return nil
 }
 
 // info is the document of INFO.
@@ -268,6 +258,7 @@ type info struct {
 	Headers     bool     `json:"headers"`
 	Auth        bool     `json:"auth_required,omitempty"`
 	TLS         bool     `json:"tls_required,omitempty"`
+	TLSOptional bool     `json:"tls_available,omitempty"`
 	TLSVerify   bool     `json:"tls_verify,omitempty"`
 	MaxPayload  int      `json:"max_payload"`
 	JetStream   bool     `json:"jetstream,omitempty"`
@@ -276,20 +267,29 @@ type info struct {
 	Nonce       string   `json:"nonce,omitempty"`
 	ConnectURLs []string `json:"connect_urls,omitempty"`
 	APILevel    int      `json:"api_lvl,omitempty"`
+	LameDuck    bool     `json:"ldm,omitempty"`
 }
 
-func (s *Server) infoLine(c *client) []byte {
+// infoLine returns the INFO for a client. It says that TLS is required if first,
+// for which TLS has to be configured, or if the client has no choice.
+func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
 	ci := c.info.Load()
-	port := s.set.Load().Port
+	port := set.Port
 	if a, ok := s.Addr().(*net.TCPAddr); ok {
 		port = a.Port
 	}
+	urls := set.ConnectURLs
+	if lame { // not to come back
+		urls = nil
+	}
+	offered := set.TLS != nil && c.kind == ConnStandard
 	doc, _ := json.Marshal(info{ // can not fail: plain fields
-		ID: s.id, Name: s.set.Load().ServerName, Version: s.set.Load().Version, Proto: 1, GitCommit: s.set.Load().GitCommit,
-		Go: runtime.Version(), Host: s.set.Load().Host, Port: port, Headers: true, Auth: s.set.Load().auth.required(),
-		TLS: s.set.Load().TLS != nil, TLSVerify: s.set.Load().TLS != nil && s.set.Load().TLS.ClientAuth >= tls.RequireAnyClientCert,
-		MaxPayload: s.set.Load().MaxPayload, JetStream: s.set.Load().JetStream, ClientID: ci.ID, ClientIP: ci.IP,
-		Nonce: c.nonce, ConnectURLs: s.set.Load().ConnectURLs, APILevel: s.set.Load().APILevel,
+		ID: s.id, Name: s.Name(), Version: set.Version, Proto: 1, GitCommit: set.GitCommit,
+		Go: runtime.Version(), Host: set.Host, Port: port, Headers: true, Auth: set.auth.required(),
+		TLS: offered && (first || !set.TLSOptions.Optional), TLSOptional: offered && set.TLSOptions.Optional,
+		TLSVerify:  offered && set.TLS.ClientAuth >= tls.RequireAnyClientCert,
+		MaxPayload: set.MaxPayload, JetStream: set.JetStream, ClientID: ci.ID, ClientIP: ci.IP,
+		Nonce: c.nonce, ConnectURLs: urls, APILevel: set.APILevel, LameDuck: lame,
 	})
 	return slices.Concat([]byte("INFO "), doc, lineEnd)
 }
@@ -298,10 +298,7 @@ func (s *Server) infoLine(c *client) []byte {
 func (s *Server) Addr() net.Addr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ln == nil {
-		return nil
-	}
-	return s.ln.Addr()
+	return s.addr
 }
 
 // ClientURL returns a URL under which clients on this machine reach the
@@ -326,7 +323,7 @@ func (s *Server) ClientURL() string {
 func (s *Server) ID() string { return s.id }
 
 // Name returns the server name, by default the id.
-func (s *Server) Name() string { return s.set.Load().ServerName }
+func (s *Server) Name() string { return s.name }
 
 // Account returns the default account, "$G".
 func (s *Server) Account() *Account { return s.acc }
@@ -431,7 +428,7 @@ func (s *Server) Conns() []ConnInfo {
 	for _, c := range clients {
 		ci := ConnInfo{
 			ClientInfo: *c.info.Load(), Start: c.start, LastActivity: time.Unix(0, c.activity.Load()),
-			RTT: time.Duration(c.rtt.Load()), InMsgs: c.inMsgs.Load(), InBytes: c.inBytes.Load(), TLS: c.tls,
+			RTT: time.Duration(c.rtt.Load()), InMsgs: c.inMsgs.Load(), InBytes: c.inBytes.Load(), TLS: c.tls.Load(),
 		}
 		c.mu.Lock()
 		ci.Subscriptions = len(c.subs)

@@ -30,6 +30,7 @@ func newSettings(opts Options) (*settings, error) {
 	o.MaxPingsOut = cmp.Or(o.MaxPingsOut, DefaultMaxPingsOut)
 	o.WriteDeadline = cmp.Or(o.WriteDeadline, DefaultWriteDeadline)
 	o.AuthTimeout = cmp.Or(o.AuthTimeout, DefaultAuthTimeout)
+	o.TLSOptions.Timeout = cmp.Or(o.TLSOptions.Timeout, DefaultTLSTimeout)
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
