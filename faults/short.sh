@@ -41,6 +41,7 @@ rig sweep 60 -most 20 -modes kill,torn -edge "$bin/edge"
 rig bitflip 60 -flips 10 -class "LOCK,wal spare" -edge "$bin/edge-small" -hub "$bin/hub"
 rig diskfull 60 -size 128 -only directories -edge "$bin/edge"
 rig stall 60 -cases slow,fsync,shutdown -rounds 3 -slow 2s -edge "$bin/edge"
+rig rollback 60 -rounds 1 -rows 500 "${programs[@]}"
 rig badinput 60 -noise 1s "${programs[@]}"
 rig outage 150 -short "${programs[@]}"
 
