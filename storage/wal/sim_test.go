@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -291,6 +292,42 @@ func publish(t *testing.T, rng *rand.Rand, l *wal.Log, h *history, g storage.Gro
 				t.Error(err)
 			}
 			return
+		}
+	}
+}
+
+// TestSyncNotTriedAgain has several goroutines ask for the same data to be
+// synced. When it fails for one, it must not succeed for the next: the disk has
+// dropped what it could not write.
+func TestSyncNotTriedAgain(t *testing.T) {
+	for seed := range seeds(200) {
+		disk := simfs.New(seed)
+		l, err := wal.Open(wal.Options{FS: disk, Dir: dir, SegmentSize: smallSeg, SyncInterval: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.Append(1, nil, []byte("acknowledged early")); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		disk.SetHook(simfs.FailNth(simfs.OpSync, 1, syscall.EIO))
+		before := l.Durable()
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				if err := l.SyncWritten(); err == nil {
+					t.Error("a sync succeeded after one that failed")
+				}
+			})
+		}
+		wg.Wait()
+		if err := l.Close(); err == nil {
+			t.Error("closed as if nothing had happened")
+		}
+		if d := l.Durable(); d != before {
+			t.Errorf("durable is %d, was %d", d, before)
 		}
 	}
 }

@@ -225,6 +225,7 @@ type Log struct {
 	recorded   uint64      // highest durable LSN in a header of the active segment
 
 	fileMu  sync.Mutex // held to sync the active file outside of the writer's role, and to change it
+	syncErr error      // under fileMu: a sync has failed, and the next one would succeed without being true
 	trimMu  sync.Mutex
 	durMu   sync.Mutex
 	told    storage.LSN // what OnDurable was told, under durMu
@@ -739,9 +740,12 @@ func (l *Log) datasync(f vfs.File) error {
 func (l *Log) rollover(batch int64) error {
 	l.fileMu.Lock()
 	defer l.fileMu.Unlock()
+	if l.syncErr != nil {
+		return l.syncErr
+	}
 	s := l.active
-	if err := s.seal(l.activeNext, false); err != nil {
-		return err
+	if l.syncErr = s.seal(l.activeNext, false); l.syncErr != nil {
+		return l.syncErr
 	}
 	l.durable.Store(uint64(l.activeNext - 1))
 	l.recorded = uint64(l.activeNext - 1)
@@ -783,12 +787,14 @@ func (l *Log) syncer() {
 func (l *Log) syncWritten() error {
 	l.fileMu.Lock()
 	w := l.written.Load()
-	var err error
-	if w > l.durable.Load() {
+	err := l.syncErr
+	if err == nil && w > l.durable.Load() {
 		if l.active.file == nil {
 			err = storage.ErrClosed
 		} else if err = l.datasync(l.active.file); err == nil {
 			l.durable.Store(w)
+		} else {
+			l.syncErr = err
 		}
 	}
 	l.fileMu.Unlock()
@@ -973,6 +979,9 @@ func (l *Log) Close() error {
 	defer l.trimMu.Unlock()
 	l.fileMu.Lock()
 	defer l.fileMu.Unlock()
+	if failed == nil {
+		failed = l.syncErr // by the syncer, meanwhile
+	}
 	if failed != nil || err != nil {
 		return errors.Join(failed, l.active.closeFile())
 	}
