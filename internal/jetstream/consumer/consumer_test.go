@@ -66,6 +66,34 @@ func TestPullExplicit(t *testing.T) {
 	r.want("in:5 in:6")
 }
 
+// A clock that was days ahead before a restart does not put redelivery off.
+func TestClockSetBack(t *testing.T) {
+	cfg := explicit
+	cfg.AckWait = 30 * time.Second
+	for _, back := range []time.Duration{0, time.Hour, 100 * time.Hour} {
+		r := newRig(t, "a", "b", "c").start(cfg)
+		r.next("in", "10")
+		r.want("in:1 in:2 in:3")
+		r.ack(1, `-NAK {"delay": 60000000000}`, "")
+		r.pass(10 * time.Second)
+		r.ack(2, "", "")
+		snap := r.m.Snapshot()
+		r.now = r.now.Add(-back)
+		r.restart(snap, cfg)
+		r.next("in", "10")
+		r.pass(19 * time.Second)
+		r.want("")
+		r.pass(time.Second)
+		r.want("in:1x2")
+		r.pass(29 * time.Second)
+		r.want("")
+		r.pass(time.Second)
+		if g := r.got(); !strings.Contains(g, "in:2x2") {
+			t.Fatalf("set back by %v: delivered %q", back, g)
+		}
+	}
+}
+
 func TestRedelivery(t *testing.T) {
 	cfg := explicit
 	cfg.AckWait = time.Second

@@ -265,6 +265,7 @@ func (m *Machine) start() uint64 {
 func (m *Machine) Start(now time.Time) {
 	m.live = true
 	m.idle = now.UnixNano()
+	m.setBack(now.UnixNano())
 	m.reconcile()
 	m.recount()
 	m.schedule()
@@ -279,6 +280,24 @@ func (m *Machine) Start(now time.Time) {
 	}
 	m.pace = m.cfg.ReplayPolicy == api.ReplayOriginal
 	m.paceEnd = m.env.Messages.State().Last
+}
+
+// setBack moves the consumer's times to where the clock is, if it is behind the
+// last event: it was set back, or was wrong before. Else what is to be
+// redelivered would wait until the clock has caught up, days perhaps.
+func (m *Machine) setBack(now int64) {
+	ahead := max(m.lastDlv, m.lastAck) - now
+	if ahead <= 0 {
+		return
+	}
+	for seq, p := range m.pend {
+		if p.ts > 0 {
+			p.ts = max(p.ts-ahead, 1)
+			m.pend[seq] = p
+		}
+	}
+	m.lastDlv, m.lastAck = min(m.lastDlv, now), min(m.lastAck, now)
+	m.dirty = true
 }
 
 // recount counts what has not been delivered yet.
