@@ -136,3 +136,22 @@ func TestParseGroups(t *testing.T) {
 		}
 	}
 }
+
+// The power may fail while the file of the very first stream is being made.
+func TestFirstStreamHalfMade(t *testing.T) {
+	dir := t.TempDir()
+	half := filepath.Join(dir, "streams", groupDir(2))
+	if err := os.MkdirAll(half, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(half, "msgs.db.new"), make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := startNode(t, dir)
+	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is still there: %v", half, err)
+	}
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 1)
+}

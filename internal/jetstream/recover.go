@@ -278,6 +278,8 @@ func neverUsed(dir string) bool {
 	if err != nil {
 		return false
 	}
+	// A file that was being made does not have its name yet.
+	entries = slices.DeleteFunc(entries, func(f fs.DirEntry) bool { return f.Name() == msgstore.FileName+".new" })
 	for _, f := range entries {
 		if f.IsDir() {
 			return false
