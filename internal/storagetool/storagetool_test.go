@@ -167,11 +167,26 @@ func within(t *testing.T, path, bucket string, from []byte) (offs []int64) {
 	}
 }
 
+// places returns the offsets of what in the file.
+func places(t *testing.T, path, what string) (offs []int64) {
+	t.Helper()
+	b := must(os.ReadFile(path))
+	for at := 0; ; at++ {
+		i := bytes.Index(b[at:], []byte(what))
+		if i < 0 {
+			return offs
+		}
+		at += i
+		offs = append(offs, int64(at))
+	}
+}
+
 // TestFlippedOctets finds one flipped octet in every class of file and value,
 // in the right place.
 func TestFlippedOctets(t *testing.T) {
 	dir := fill(t, nil)
 	msgs := filepath.Join(dir, "streams", "0000000000000002", "msgs.db")
+	floor := filepath.Join(filepath.Dir(msgs), "floor")
 	meta := filepath.Join(dir, "meta.db")
 	// The segment that holds the messages.
 	var seg string
@@ -185,7 +200,6 @@ func TestFlippedOctets(t *testing.T) {
 	}
 	logged := int64(bytes.Index(must(os.ReadFile(seg)), []byte("payload number 3")))
 	size := must(os.Stat(seg)).Size()
-	seq3 := []byte{0, 0, 0, 0, 0, 0, 0, 3}
 	for _, c := range []struct {
 		name, file string
 		offs       []int64
@@ -198,12 +212,14 @@ func TestFlippedOctets(t *testing.T) {
 		{"log batch", seg, []int64{logged}, logged &^ 511, 0, "batch fails its checksum; the log goes on at", remedyRestore},
 		{"log batch header", seg, []int64{4096 + 17}, 4096, 0, "no valid batch header; the log goes on at", remedyRestore},
 		{"log footer", seg, []int64{size - 512 + 33}, size - 512, 0, "footer", remedyRestore},
-		{"message", msgs, within(t, msgs, "msgs", seq3), -1, 3, "it fails its checksum", remedyMessage},
+		{"message", msgs, places(t, msgs, "payload number 3"), -1, 3, "it fails its checksum", remedyMessage},
+		{"table of a chunk", msgs, within(t, msgs, "msgs", nil), -1, 0, "chunk of messages from 1 on: it fails its checksum", remedyRestore},
 		{"summary of a subject", msgs, within(t, msgs, "subj", nil), -1, 0, `summary of subject "s.0"`, remedyRebuilt},
 		{"index of subjects", msgs, within(t, msgs, "post", nil), -1, 0, "index of subject number", remedyRebuilt},
 		{"index of deleted", msgs, within(t, msgs, "gone", nil), -1, 0, "index of deleted messages", remedyRebuilt},
 		{"keyed state", msgs, within(t, msgs, "kv", []byte("config")), -1, 0, `state under key "config"`, remedyRestore},
 		{"summary of the store", msgs, within(t, msgs, "store", []byte("state")), -1, 0, "summary of the store", remedyRestore},
+		{"floor", floor, []int64{40, 512 + 40}, -1, 0, "neither slot: it fails its checksum", remedyFloor},
 		{"meta page", msgs, []int64{16 + 48}, -1, 0, "meta page 0, at offset 0, fails its checksum", remedyRestore},
 		{"meta.db", meta, within(t, meta, "jetstream", []byte("stream/2")), -1, 0, "jetstream/stream/2 fails its checksum", remedyMeta},
 	} {

@@ -43,6 +43,7 @@ const (
 	remedyMessage = "the message is lost and readers pass over it: publish it again if it is to be had elsewhere; check the disk"
 	remedyRebuilt = "nothing to do: it is made anew from the messages when the program starts or next checkpoints; check the disk"
 	remedyMissing = "restore it from a backup, with the rest of the store directory that belongs to it"
+	remedyFloor   = "nothing to do: the next checkpoint of the stream writes it anew; check the disk"
 	remedyMeta    = "check the disk; restore meta.db from a backup of this store directory"
 )
 
@@ -57,7 +58,7 @@ func (s *Store) Verify() (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	newest, created, err := s.verifyLog(r)
+	oldest, newest, created, err := s.verifyLog(r)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +66,14 @@ func (s *Store) Verify() (*Report, error) {
 		if rec.Memory {
 			continue
 		}
-		info, err := msgstore.Verify(s.path(rec.Dir), func(err error) { r.add(rec.Name, s.file(rec), err) })
+		info, err := msgstore.Verify(s.path(rec.Dir), func(err error) {
+			var stale *msgstore.StaleError
+			if errors.As(err, &stale) && !stale.Foreign && oldest != 0 && oldest <= stale.Applied+1 {
+				r.Notes = append(r.Notes, fmt.Sprintf("%s is older than it has been; the log goes on where it ends, and brings it up to date.", stale.File))
+				return
+			}
+			r.add(rec.Name, s.file(rec), err)
+		})
 		switch {
 		case err == nil:
 			r.Streams++
@@ -101,7 +109,10 @@ func (r *Report) add(stream, file string, err error) {
 	d := Damage{File: file, Stream: stream, Problem: err.Error(), Remedy: remedyRestore}
 	var ce *storage.CorruptError
 	var le *wal.CorruptError
+	var stale *msgstore.StaleError
 	switch {
+	case errors.As(err, &stale):
+		d.Remedy = remedyMissing
 	case errors.As(err, &le):
 		d.File, d.Offset, d.Problem = le.File, &le.Offset, le.Reason
 	case errors.As(err, &ce):
@@ -112,8 +123,11 @@ func (r *Report) add(stream, file string, err error) {
 		if msgstore.Rebuilt(err) {
 			d.Remedy = remedyRebuilt
 		}
-		if filepath.Base(ce.File) == "meta.db" {
+		switch filepath.Base(ce.File) {
+		case "meta.db":
 			d.Remedy = remedyMeta
+		case msgstore.FloorName:
+			d.Remedy = remedyFloor
 		}
 	case errors.Is(err, wal.ErrFormat):
 		d.Remedy = "verify with the program version that wrote it"
@@ -146,13 +160,15 @@ func (s *Store) verifyMeta(r *Report) ([]jetstream.StreamRecord, error) {
 	return records, meta.Close()
 }
 
-// verifyLog returns the LSN of the last record and the groups whose creation
-// the log holds.
-func (s *Store) verifyLog(r *Report) (newest storage.LSN, created map[storage.GroupID]bool, err error) {
+// verifyLog returns the LSNs of the first record (0: there is none) and of the
+// last, and the groups whose creation the log holds.
+func (s *Store) verifyLog(r *Report) (oldest, newest storage.LSN, created map[storage.GroupID]bool, err error) {
 	created = map[storage.GroupID]bool{}
 	dir := s.path("wal")
 	info, err := wal.Scan(dir, func(rec wal.Record) error {
-		r.Records++
+		if r.Records++; oldest == 0 {
+			oldest = rec.LSN
+		}
 		var c command.StreamCreate
 		if rec.Group == storage.MetaGroup && c.Decode(rec.Data) == nil {
 			created[storage.GroupID(c.Group)] = true
@@ -161,10 +177,10 @@ func (s *Store) verifyLog(r *Report) (newest storage.LSN, created map[storage.Gr
 	})
 	if errors.Is(err, os.ErrNotExist) {
 		r.Damage = append(r.Damage, Damage{File: dir, Problem: "the log is gone", Remedy: remedyMissing})
-		return ^storage.LSN(0), created, nil // said once
+		return 0, ^storage.LSN(0), created, nil // said once
 	}
 	if err != nil {
-		return 0, nil, err
+		return 0, 0, nil, err
 	}
 	r.Segments = len(info.Segments)
 	for _, d := range info.Damage {
@@ -179,5 +195,5 @@ func (s *Store) verifyLog(r *Report) (newest storage.LSN, created map[storage.Gr
 	if len(info.Damage) > 0 {
 		newest = ^storage.LSN(0) // the end cannot be told for sure
 	}
-	return newest, created, nil
+	return oldest, newest, created, nil
 }

@@ -3,7 +3,10 @@ package msgstore
 import (
 	"crypto/sha256"
 	"fmt"
+	"runtime"
+	"runtime/metrics"
 	"testing"
+	"time"
 
 	"petiole/storage"
 	"petiole/storage/storetest"
@@ -59,12 +62,45 @@ func fill(b *testing.B, n int) *Store {
 
 const benchMsgs = 300_000
 
+// peak samples how much heap is in use, garbage included, until stopped; it
+// returns by how much that has grown at most.
+func peak() (stop func() uint64) {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	read := func() uint64 {
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	runtime.GC()
+	from := read()
+	quit, done := make(chan struct{}), make(chan uint64)
+	go func() {
+		most := from
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				done <- most - from
+				return
+			case <-tick.C:
+				most = max(most, read())
+			}
+		}
+	}()
+	return func() uint64 {
+		close(quit)
+		return <-done
+	}
+}
+
 func BenchmarkCheckpoint(b *testing.B) {
 	names := storetest.Names()
 	data := make([]byte, storetest.PayloadSize)
 	s := mustOpen(b, b.TempDir())
 	const batch = 150_000
 	n := 0
+	var cpu time.Duration
+	var heap uint64
 	for b.Loop() {
 		b.StopTimer()
 		for i := range batch {
@@ -73,10 +109,16 @@ func BenchmarkCheckpoint(b *testing.B) {
 			}
 			n++
 		}
+		stop := peak()
+		from := cpuTime()
 		b.StartTimer()
 		checkpoint(b, s, storage.LSN(n))
+		cpu += cpuTime() - from
+		heap = max(heap, stop())
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
+	b.ReportMetric(float64(cpu)/float64(n), "cpu-ns/msg")
+	b.ReportMetric(float64(heap)/(1<<20), "heap-MiB")
 	b.ReportMetric(float64(used(b, s))/float64(n), "disk-B/msg")
 }
 
@@ -106,11 +148,13 @@ func BenchmarkRange(b *testing.B) {
 	s := fill(b, benchMsgs)
 	b.ReportAllocs()
 	n := 0
+	from := cpuTime()
 	for b.Loop() {
 		if err := s.Range(0, func(storage.Message) bool { n++; return true }); err != nil {
 			b.Fatal(err)
 		}
 	}
+	b.ReportMetric(float64(cpuTime()-from)/float64(n), "cpu-ns/msg")
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
 }
 
@@ -118,6 +162,7 @@ func benchNext(b *testing.B, f storage.Filter) {
 	s := fill(b, benchMsgs)
 	b.ReportAllocs()
 	seq, n := uint64(0), 0
+	from := cpuTime()
 	for b.Loop() {
 		m, err := s.LoadNext(f, seq)
 		if err != nil {
@@ -127,6 +172,7 @@ func benchNext(b *testing.B, f storage.Filter) {
 		n++
 		seq = m.Seq + 1
 	}
+	b.ReportMetric(float64(cpuTime()-from)/float64(n), "cpu-ns/msg")
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "msgs/s")
 }
 

@@ -22,15 +22,18 @@ const (
 	blockPosts = 256
 	// arenaSize is the unit in which a checkpoint allocates encoded values;
 	// bbolt keeps them until the transaction ends.
-	arenaSize = 1 << 20
-	// reclaimMin is how many messages below the first a checkpoint deletes at
-	// least if there are as many. What remains is for the next: one purge must
-	// not make one transaction of millions of pages. It costs file space only.
-	reclaimMin = 1 << 15
+	arenaSize = 256 << 10
+	// sliceBytes is how much one transaction of a checkpoint adds at most: it is
+	// in memory, twice, until it is committed.
+	sliceBytes = 2 << 20
 )
 
 // arena hands out byte slices that live as long as a transaction.
-type arena struct{ free []byte }
+type arena struct {
+	free []byte
+	used [][]byte // what free was taken from
+	next int      // of used, which is free from here on
+}
 
 // take returns an empty slice with room for n octets.
 func (a *arena) take(n int) []byte {
@@ -38,40 +41,77 @@ func (a *arena) take(n int) []byte {
 		return make([]byte, 0, n)
 	}
 	if len(a.free) < n {
-		a.free = make([]byte, arenaSize)
+		if a.next == len(a.used) {
+			a.used = append(a.used, make([]byte, arenaSize))
+		}
+		a.free = a.used[a.next]
+		a.next++
 	}
 	b := a.free[:0:n]
 	a.free = a.free[n:]
 	return b
 }
 
-type post struct{ id, seq uint64 }
+// reset takes everything back: the transaction has ended.
+func (a *arena) reset() { a.free, a.next = nil, 0 }
 
-// write brings the frozen set into the transaction.
-func (im *image) write(tx *bbolt.Tx, f table.Frozen) error {
-	st := f.State()
+// writer is a checkpoint under way.
+type writer struct {
+	im  *image
+	f   table.Frozen
+	st  storage.State // what the file will say
+	mem arena
+	cur table.Cursor
+	// m is the message that cur has returned last and no chunk holds yet.
+	m    storage.Message
+	more bool
+	b    chunkBuilder
+}
+
+func (im *image) newWriter(f table.Frozen) *writer {
+	w := &writer{im: im, f: f, st: f.State(), cur: f.Cursor()}
+	w.b = chunkBuilder{seal: im.msgs, max: im.chunkBytes()}
+	w.m, w.more = w.cur.Next()
+	return w
+}
+
+// chunkBytes returns how large a chunk of several messages may be: two of them,
+// which bbolt has in a leaf at least, fill a page.
+func (o *open) chunkBytes() int {
+	const header, element = 16, 16 + 8 // of a page; of an entry, with the key
+	return (o.db.Info().PageSize-header)/2 - element
+}
+
+// write brings what the next transaction takes into it, and reports whether it
+// was the last: that one moves the state, and with it everything that is derived
+// from the messages. What the ones before have added lies above the state's
+// last sequence, where nobody looks, and which is dropped by the next
+// checkpoint if this one does not get that far.
+func (w *writer) write(tx *bbolt.Tx) (done bool, err error) {
+	if err := w.addMessages(tx); err != nil || w.more {
+		return false, err
+	}
+	im, f := w.im, w.f
 	if f.Purged() {
-		for _, b := range [][]byte{bucketMsgs, bucketSubj, bucketPost, bucketGone} {
+		for _, b := range [][]byte{bucketSubj, bucketPost, bucketGone} {
 			if err := empty(tx, b); err != nil {
-				return err
+				return false, err
 			}
 		}
 	}
-	var mem arena
 	if err := im.writeKVs(tx, f.KVs()); err != nil {
-		return err
+		return false, err
 	}
-	if err := im.writePages(tx, f.Pages(), &mem); err != nil {
-		return err
+	if err := im.writePages(tx, f.Pages(), &w.mem); err != nil {
+		return false, err
 	}
-	added, err := im.writeMessages(tx, f, st, &mem)
-	if err != nil {
-		return err
+	if err := im.writeSubjects(tx, f, &w.mem); err != nil {
+		return false, err
 	}
-	if err := im.writeSubjects(tx, f, added, &mem); err != nil {
-		return err
+	if err := im.noteSparse(tx, f); err != nil {
+		return false, err
 	}
-	return im.putState(tx, f.LSN(), st, f.NextID(), f.Spans())
+	return true, im.putState(tx, f.LSN(), w.st, f.NextID(), f.Spans())
 }
 
 func empty(tx *bbolt.Tx, name []byte) error {
@@ -80,6 +120,119 @@ func empty(tx *bbolt.Tx, name []byte) error {
 	}
 	_, err := tx.CreateBucket(name)
 	return err
+}
+
+// addMessages adds messages until there are no more, or enough for one
+// transaction.
+func (w *writer) addMessages(tx *bbolt.Tx) error {
+	b := tx.Bucket(bucketMsgs)
+	// Sequences only rise: full leaves never have to be split again.
+	b.FillPercent = 1
+	bytes := 0
+	put := func() error {
+		v := w.b.appendTo(w.mem.take(w.b.size()))
+		bytes += len(v)
+		return b.Put(seqKey(w.b.base), v)
+	}
+	w.b.n = 0
+	for w.more && bytes < sliceBytes {
+		size := recordSize(&w.m)
+		if w.b.n > 0 && !w.b.fits(w.m.Seq, size) {
+			if err := put(); err != nil {
+				return err
+			}
+			w.b.n = 0
+			continue
+		}
+		if w.b.n == 0 {
+			w.b.reset(w.m.Seq)
+		}
+		w.b.add(&w.m)
+		w.m, w.more = w.cur.Next()
+	}
+	if w.b.n > 0 {
+		return put()
+	}
+	return nil
+}
+
+// begin makes the bucket of messages end where the state does, or a little
+// above: a chunk at the end that is half empty is filled up first. It is part
+// of the first transaction.
+func (w *writer) begin(tx *bbolt.Tx) error {
+	_, st, _, _, err := w.im.readState(tx)
+	if err != nil {
+		return err
+	}
+	if err := w.im.cutMessages(tx, st.Last); err != nil || !w.more {
+		return err
+	}
+	k, v := tx.Bucket(bucketMsgs).Cursor().Last()
+	if k == nil || len(v) > w.b.max/2 {
+		return nil
+	}
+	ck, err := parseChunk(w.im.msgs, k, v)
+	if err != nil || ck.last() < w.st.First {
+		return nil // damaged, or of no use any more: leave it
+	}
+	return w.fillUp(tx, ck)
+}
+
+// fillUp adds messages to the last chunk as long as they fit.
+func (w *writer) fillUp(tx *bbolt.Tx, ck chunk) error {
+	w.b.reset(ck.base)
+	for i := range ck.n {
+		w.b.move(ck.seq(i), ck.record(i))
+	}
+	had := w.b.n
+	for w.more && w.b.fits(w.m.Seq, recordSize(&w.m)) {
+		w.b.add(&w.m)
+		w.m, w.more = w.cur.Next()
+	}
+	if w.b.n == had {
+		return nil
+	}
+	return tx.Bucket(bucketMsgs).Put(seqKey(ck.base), w.b.appendTo(w.mem.take(w.b.size())))
+}
+
+// cutMessages drops messages above last, the last one of the state: a
+// checkpoint has not come to its end.
+func (im *image) cutMessages(tx *bbolt.Tx, last uint64) error {
+	b := tx.Bucket(bucketMsgs)
+	c := b.Cursor()
+	var drop [][]byte
+	k, v := c.Last()
+	for ; k != nil; k, v = c.Prev() {
+		base, err := im.chunkKey(k)
+		if err != nil {
+			return err
+		}
+		if base <= last {
+			break
+		}
+		drop = append(drop, bytes.Clone(k))
+	}
+	if k != nil {
+		// One that has been filled up.
+		if ck, err := parseChunk(im.msgs, k, v); err == nil && ck.last() > last {
+			w := chunkBuilder{seal: im.msgs, max: chunkMax}
+			w.reset(ck.base)
+			for i := 0; i < ck.n && ck.seq(i) <= last; i++ {
+				w.move(ck.seq(i), ck.record(i))
+			}
+			if w.n == 0 {
+				drop = append(drop, bytes.Clone(k))
+			} else if err := b.Put(bytes.Clone(k), w.appendTo(nil)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, k := range drop {
+		if err := b.Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (im *image) writeKVs(tx *bbolt.Tx, kvs []storage.KV) error {
@@ -131,64 +284,22 @@ func (im *image) writePages(tx *bbolt.Tx, pages map[uint64]*table.Page, mem *are
 	return nil
 }
 
-// writeMessages adds and deletes messages; it returns the additions by
-// subject and sequence.
-func (im *image) writeMessages(tx *bbolt.Tx, f table.Frozen, st storage.State, mem *arena) ([]post, error) {
-	b := tx.Bucket(bucketMsgs)
-	if k, _ := b.Cursor().Last(); len(k) == 8 && binary.BigEndian.Uint64(k) < st.First {
-		// All of it is below the first: far cheaper than one by one.
-		if err := empty(tx, bucketMsgs); err != nil {
-			return nil, err
-		}
-		b = tx.Bucket(bucketMsgs)
-	}
-	// Sequences only rise: full leaves never have to be split again.
-	b.FillPercent = 1
-	var key [8]byte
-	removed := slices.Clone(f.Removed())
-	slices.Sort(removed)
-	for _, seq := range removed {
-		if seq < st.First {
-			continue // below
-		}
-		binary.BigEndian.PutUint64(key[:], seq)
-		if err := b.Delete(key[:]); err != nil {
-			return nil, err
-		}
-	}
-	var below [][]byte
-	limit := reclaimMin + 2*f.Count()
-	c := b.Cursor()
-	for k, _ := c.First(); len(k) == 8 && binary.BigEndian.Uint64(k) < st.First && len(below) < limit; k, _ = c.Next() {
-		below = append(below, append(mem.take(8), k...))
-	}
-	for _, k := range below {
-		if err := b.Delete(k); err != nil {
-			return nil, err
-		}
-	}
-	// Additions come last: deleting from the leaf they make long is slow.
-	added := make([]post, 0, f.Count())
-	err := f.Messages(func(id uint64, m storage.Message) error {
-		added = append(added, post{id, m.Seq})
-		v := appendMessage(mem.take(messageSize(&m))[:overhead], &m)
-		key := binary.BigEndian.AppendUint64(mem.take(8), m.Seq)
-		return b.Put(key, im.msgs.finish(key, v))
-	})
-	if err != nil {
-		return nil, err
-	}
-	return added, nil
-}
-
 // writeSubjects brings summaries and postings up to date.
-func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, added []post, mem *arena) error {
+func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, mem *arena) error {
 	subj := tx.Bucket(bucketSubj)
 	posts := tx.Bucket(bucketPost)
 	subj.FillPercent, posts.FillPercent = 0.9, 0.8
-	var subs []table.Subject
+	type changed struct {
+		table.Subject
+		seqs []uint64 // added
+	}
+	seqs, ends := f.Added()
+	subs := make([]changed, 0, len(ends))
+	from := 0
 	if err := f.Subjects(func(s table.Subject) error {
-		subs = append(subs, s)
+		end := ends[len(subs)]
+		subs = append(subs, changed{s, seqs[from:end]})
+		from = end
 		return nil
 	}); err != nil {
 		return err
@@ -196,18 +307,22 @@ func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, added []post, mem *
 	// In the order of the keys: bbolt keeps what a transaction adds to a leaf in
 	// one slice, and inserting all over a long one is quadratic. Of two of the
 	// same name the later, whose id is higher, comes last.
-	slices.SortFunc(subs, func(a, b table.Subject) int {
+	order := make([]*changed, len(subs))
+	for i := range subs {
+		order[i] = &subs[i]
+	}
+	slices.SortFunc(order, func(a, b *changed) int {
 		if c := strings.Compare(a.Name, b.Name); c != 0 {
 			return c
 		}
 		return cmp.Compare(a.ID, b.ID)
 	})
-	for _, s := range subs {
+	for _, s := range order {
 		var err error
 		if s.Msgs == 0 {
 			err = subj.Delete([]byte(s.Name))
 		} else {
-			err = im.putSubject(subj, s, mem)
+			err = im.putSubject(subj, s.Subject, mem)
 		}
 		if err != nil {
 			return fmt.Errorf("subject %q: %w", s.Name, err)
@@ -216,33 +331,19 @@ func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, added []post, mem *
 	if im.badPosts.Load() {
 		return im.rebuildPosts(tx, f.State())
 	}
-	slices.SortFunc(subs, func(a, b table.Subject) int { return cmp.Compare(a.ID, b.ID) })
-	slices.SortFunc(added, func(a, b post) int {
-		if c := cmp.Compare(a.id, b.id); c != 0 {
-			return c
-		}
-		return cmp.Compare(a.seq, b.seq)
-	})
-	var seqs []uint64
-	for _, s := range subs {
-		i := 0
-		for seqs = seqs[:0]; i < len(added) && added[i].id == s.ID; i++ {
-			seqs = append(seqs, added[i].seq)
-		}
-		added = added[i:]
-		if err := im.writePosts(posts, s, seqs, mem); err != nil {
+	slices.SortFunc(order, func(a, b *changed) int { return cmp.Compare(a.ID, b.ID) })
+	var scratch []uint64
+	for _, s := range order {
+		if err := im.writePosts(posts, s.Subject, s.seqs, mem, &scratch); err != nil {
 			return err
 		}
-	}
-	if len(added) > 0 {
-		return im.corruptIndex("checkpoint", fmt.Errorf("subject number %d is not among the changed ones", added[0].id))
 	}
 	return nil
 }
 
 // writePosts drops the blocks of a subject that lie below its first message
 // and appends seqs.
-func (im *image) writePosts(b *bbolt.Bucket, s table.Subject, seqs []uint64, mem *arena) error {
+func (im *image) writePosts(b *bbolt.Bucket, s table.Subject, seqs []uint64, mem *arena, scratch *[]uint64) error {
 	first := s.First
 	if s.Msgs == 0 {
 		first = table.End
@@ -257,31 +358,33 @@ func (im *image) writePosts(b *bbolt.Bucket, s table.Subject, seqs []uint64, mem
 			break
 		}
 	}
-	if len(seqs) > 0 {
-		var old []uint64
-		base := uint64(0)
-		if cur.at(table.End) && cur.base() <= seqs[0] {
-			var err error
-			base = cur.base()
-			if old, err = im.posts(cur, nil); err != nil {
-				return err
-			}
-			if len(old) < blockPosts {
-				n := min(len(seqs), blockPosts-len(old))
-				old = append(old, seqs[:n]...)
-				seqs = seqs[n:]
-				if err := im.putPosts(b, s.ID, base, old, mem); err != nil {
-					return err
-				}
-			}
+	if len(seqs) > 0 && cur.at(table.End) && cur.base() <= seqs[0] {
+		old, err := im.posts(cur, (*scratch)[:0])
+		if err != nil {
+			return err
 		}
-		for len(seqs) > 0 {
-			n := min(len(seqs), blockPosts)
-			if err := im.putPosts(b, s.ID, seqs[0], seqs[:n], mem); err != nil {
-				return err
-			}
+		// What is below the first is gone: a subject that never has but a few
+		// messages has but a few postings.
+		n, _ := slices.BinarySearch(old, first)
+		if kept := old[n:]; len(kept) < blockPosts {
+			n := min(len(seqs), blockPosts-len(kept))
+			kept = append(kept, seqs[:n]...)
 			seqs = seqs[n:]
+			if kept[0] != cur.base() {
+				drop = append(drop, bytes.Clone(cur.k))
+			}
+			if err := im.putPosts(b, s.ID, kept[0], kept, mem); err != nil {
+				return err
+			}
 		}
+		*scratch = old
+	}
+	for len(seqs) > 0 {
+		n := min(len(seqs), blockPosts)
+		if err := im.putPosts(b, s.ID, seqs[0], seqs[:n], mem); err != nil {
+			return err
+		}
+		seqs = seqs[n:]
 	}
 	for _, k := range drop {
 		if err := b.Delete(k); err != nil {
@@ -336,32 +439,108 @@ func (s *Store) Checkpoint() error {
 		return nil
 	}
 	im := s.image
-	if im.failed.Load() {
-		return fmt.Errorf("checkpoint %s: %w", im.path, storage.ErrFailed)
+	fail := func(err error) error {
+		switch {
+		case im.failed.Load():
+			err = errors.Join(storage.ErrFailed, err)
+		case errors.Is(err, storage.ErrClosed), errors.Is(err, storage.ErrCorrupt), full(err):
+		default:
+			// After a failed fsync the kernel may take for clean what is not
+			// on disk; trying again would succeed without being true.
+			im.failed.Store(true)
+			err = errors.Join(storage.ErrFailed, err)
+		}
+		return fmt.Errorf("checkpoint %s: %w", im.path, err)
 	}
+	if im.failed.Load() {
+		return fail(nil)
+	}
+	if s.written != f {
+		if err := s.writeOrMend(f); err != nil {
+			return fail(err)
+		}
+		// Whatever fails from here on, the file has it.
+		s.written = f
+	}
+	// One transaction more, so that either of the two meta pages of the file
+	// leads to this state, or one that is as good: it gives space back.
+	r := s.reclaimer()
+	err := r.slice()
+	if !passable(err) {
+		return fail(err)
+	}
+	if err := s.writeFloor(); err != nil {
+		return fail(err)
+	}
+	s.written = table.Frozen{}
+	s.applied.Store(uint64(f.LSN()))
+	f.Thaw()
+	again := false
+	for err == nil && r.more && !s.Closed() {
+		again = true
+		err = r.slice()
+	}
+	if again && passable(err) {
+		err = errors.Join(err, s.writeFloor())
+	}
+	if err != nil && !full(err) { // that can wait
+		return fail(err)
+	}
+	return nil
+}
+
+// passable reports whether the file can still be written to after err.
+func passable(err error) bool {
+	return err == nil || errors.Is(err, storage.ErrCorrupt) || full(err)
+}
+
+// writeOrMend is writeFrozen that makes damaged indexes anew.
+func (s *Store) writeOrMend(f table.Frozen) error {
+	im := s.image
 	bad := im.badPosts.Load()
-	write := func(tx *bbolt.Tx) error { return im.write(tx, f) }
-	err := im.update(write)
+	err := s.writeFrozen(f)
 	if err != nil && !bad && im.badPosts.Load() {
 		// Found out on the way: once more, and make them anew.
 		bad = true
-		err = im.update(write)
+		err = s.writeFrozen(f)
 	}
 	if err == nil && bad {
 		im.badPosts.Store(false)
 		s.log.Warn("Damaged indexes of a message store have been made anew from its messages.", "file", im.path)
 	}
-	if err != nil {
-		if !errors.Is(err, storage.ErrClosed) && !full(err) {
-			// After a failed fsync the kernel may take for clean what is not
-			// on disk; trying again would succeed without being true.
-			im.failed.Store(true)
-			return fmt.Errorf("checkpoint %s: %w: %w", im.path, storage.ErrFailed, err)
-		}
-		return fmt.Errorf("checkpoint %s: %w", im.path, err)
+	return err
+}
+
+// writeFrozen brings the frozen set into the file, or a new one.
+func (s *Store) writeFrozen(f table.Frozen) error {
+	fresh, err := s.worthFresh(f)
+	switch {
+	case err != nil:
+		return err
+	case fresh:
+		return s.writeFresh(f)
 	}
-	s.applied.Store(uint64(f.LSN()))
-	f.Thaw()
+	return s.writeInto(f)
+}
+
+// writeInto brings the frozen set into the file, a slice at a time.
+func (s *Store) writeInto(f table.Frozen) error {
+	im := s.image
+	w := im.newWriter(f)
+	for first, done := true, false; !done; first = false {
+		if err := im.update(func(tx *bbolt.Tx) (err error) {
+			if first {
+				if err = w.begin(tx); err != nil {
+					return err
+				}
+			}
+			done, err = w.write(tx)
+			return err
+		}); err != nil {
+			return err
+		}
+		w.mem.reset()
+	}
 	return nil
 }
 

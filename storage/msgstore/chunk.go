@@ -21,7 +21,7 @@ import (
 //	│         │           │ u64 LE    │ u16 LE   │ entry a mess. │         │
 //	└─────────┴───────────┴───────────┴──────────┴───────────────┴─────────┘
 //	            covers the store's identity, the bucket, the length of the
-//	            whole chunk as u32 LE, base to table
+//	            whole chunk as u64 BE, base to table
 //
 //	entry       0                     2
 //	            ┌─────────────────────┬─────────────────────────────────┐
@@ -101,9 +101,17 @@ func appendRecord(v []byte, s sealer, base uint64, m *storage.Message) []byte {
 
 // record returns the checksum of a record whose content from the time on is c.
 func (s sealer) record(seq uint64, c []byte) uint32 {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], seq)
-	return crc32.Update(crc32.Update(uint32(s), castagnoli, b[:]), castagnoli, c)
+	return crc32.Update(crcUint64(uint32(s), seq), castagnoli, c)
+}
+
+// crcUint64 is crc32.Update with v as eight octets, big endian, which need not
+// be in memory for it.
+func crcUint64(crc uint32, v uint64) uint32 {
+	crc = ^crc
+	for shift := 56; shift >= 0; shift -= 8 {
+		crc = castagnoli[byte(crc)^byte(v>>shift)] ^ crc>>8
+	}
+	return ^crc
 }
 
 // decodeRecord checks and parses a record that begins v, of a message of the
@@ -216,9 +224,7 @@ func (b *chunkBuilder) appendTo(v []byte) []byte {
 // chunk returns the checksum of a chunk's header and table, which are h but for
 // version and checksum, in a chunk of that size.
 func (s sealer) chunk(h []byte, size int) uint32 {
-	var b [4]byte
-	binary.LittleEndian.PutUint32(b[:], uint32(size))
-	return crc32.Update(crc32.Update(uint32(s), castagnoli, b[:]), castagnoli, h)
+	return crc32.Update(crcUint64(uint32(s), uint64(size)), castagnoli, h)
 }
 
 // chunk is a chunk whose header and table are intact. It aliases the value.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -104,6 +105,15 @@ func TestChunkRoundTrip(t *testing.T) {
 				t.Fatal("another's chunk is accepted")
 			}
 			rescueChunk(other, key, v, func(m storage.Message, _ []byte) { t.Fatalf("another's message is accepted: %+v", m) })
+		}
+	})
+}
+
+func TestCRCUint64(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		crc, v := rapid.Uint32().Draw(t, "crc"), rapid.Uint64().Draw(t, "v")
+		if got, want := crcUint64(crc, v), crc32.Update(crc, castagnoli, binary.BigEndian.AppendUint64(nil, v)); got != want {
+			t.Fatalf("%x, want %x", got, want)
 		}
 	})
 }

@@ -4,9 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
-	"unsafe"
-
-	"petiole/storage"
 )
 
 // The file is a bbolt database with these buckets. Every value begins with a
@@ -19,30 +16,37 @@ import (
 //	            └─────────┴───────────┴──────────────┘
 //
 //	bucket  key                    content
-//	store   "identity"             uid [16]                           (once)
+//	store   "identity"             uid [16], cipher u8, key id u32 LE   (once)
 //	        "state"                numbers, see encodeState
-//	msgs    seq u64 BE             message, see below
+//	        "sparse"               uvarint distances of the bases of chunks of
+//	                               which little lives, if there are any
+//	msgs    base u64 BE            several messages: a chunk, see chunk.go
 //	subj    subject                uvarint id, msgs, bytes, first, last-first
 //	post    id u64 BE, base u64 BE uvarint distances: of the first sequence from
 //	                               base, of each further one from the one before
 //	gone    page u64 BE            32 × u64 LE, a bit per sequence without message
 //	kv      key                    value
 //
-// A message is
+// uid is random, made with the store, and never changes. The cipher says how
+// contents are encrypted: 0, not at all, is the only one there is; key id then
+// is 0, too. What the identity says is sealed with no identity.
 //
-//	0              8
-//	┌──────────────┬──────────┬──────────────┬──────────┬─────────┬────────┐
-//	│ time i64 LE  │ subject  │ 1 + header   │ subject  │ header  │ data   │
-//	│ Unix ns      │ length   │ length, or 0 │          │         │ (rest) │
-//	│              │ uvarint  │ uvarint      │          │         │        │
-//	└──────────────┴──────────┴──────────────┴──────────┴─────────┴────────┘
+// The state decides what exists: messages below its first or above its last
+// sequence, and those with a bit in gone or within one of the state's spans, do
+// not, whatever msgs holds.
 //
 // subj, post and gone say nothing that msgs does not: they are there to open
 // and look up without reading messages, and are made anew if damaged. post may
 // hold sequences that are gone.
+//
+// Beside the file is another, see floor.go.
 const (
-	version  = 1
+	version  = 2
 	overhead = 5
+	// identitySize is the length of the content under "identity".
+	identitySize = 16 + 1 + 4
+	// cipherNone is the cipher of contents that are not encrypted.
+	cipherNone = 0
 )
 
 var (
@@ -54,6 +58,7 @@ var (
 	bucketKV    = []byte("kv")
 	keyIdentity = []byte("identity")
 	keyState    = []byte("state")
+	keySparse   = []byte("sparse")
 )
 
 var buckets = [][]byte{bucketStore, bucketMsgs, bucketSubj, bucketPost, bucketGone, bucketKV}
@@ -100,55 +105,6 @@ func seqKey(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) 
 
 func postKey(id, base uint64) []byte {
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(make([]byte, 0, 16), id), base)
-}
-
-// messageSize returns an upper bound of the encoded size of m.
-func messageSize(m *storage.Message) int {
-	return overhead + 8 + 2*binary.MaxVarintLen32 + len(m.Subject) + len(m.Header) + len(m.Data)
-}
-
-// appendMessage appends the content of m to v, which ends with the space for
-// version and checksum.
-func appendMessage(v []byte, m *storage.Message) []byte {
-	v = binary.LittleEndian.AppendUint64(v, uint64(m.Time))
-	v = binary.AppendUvarint(v, uint64(len(m.Subject)))
-	if m.Header == nil {
-		v = append(v, 0)
-	} else {
-		v = binary.AppendUvarint(v, uint64(len(m.Header))+1)
-	}
-	v = append(v, m.Subject...)
-	v = append(v, m.Header...)
-	return append(v, m.Data...)
-}
-
-// decodeMessage parses a content; the message aliases it, also its subject:
-// c must not change any more.
-func decodeMessage(seq uint64, c []byte) (m storage.Message, err error) {
-	if len(c) < 8 {
-		return m, errLayout
-	}
-	m.Seq, m.Time = seq, int64(binary.LittleEndian.Uint64(c))
-	c = c[8:]
-	subject, c, ok := uvarint(c)
-	if !ok {
-		return m, errLayout
-	}
-	header, c, ok := uvarint(c)
-	if !ok || subject == 0 || subject > uint64(len(c)) {
-		return m, errLayout
-	}
-	m.Subject = unsafe.String(&c[0], int(subject))
-	c = c[subject:]
-	if header > 0 {
-		if header--; header > uint64(len(c)) {
-			return m, errLayout
-		}
-		m.Header = c[:header:header]
-		c = c[header:]
-	}
-	m.Data = c[:len(c):len(c)]
-	return m, nil
 }
 
 func uvarint(b []byte) (uint64, []byte, bool) {

@@ -47,6 +47,9 @@ type open struct {
 	file     *os.File
 	fileOnce sync.Once
 	aheadEnd atomic.Int64 // up to where the file has been asked for last
+	// stuck says that a transaction could not be ended, so that no other can
+	// begin and the database cannot be closed.
+	stuck atomic.Bool
 }
 
 var _ table.Image = (*image)(nil)
@@ -63,6 +66,9 @@ func (im *image) seals(uid [16]byte) {
 
 // close closes the database first: once it is, no one reads ahead any more.
 func (o *open) close() error {
+	if o.stuck.Load() {
+		return nil // the end of the process closes it
+	}
 	err := o.db.Close()
 	if o.file != nil {
 		err = errors.Join(err, o.file.Close())
@@ -95,27 +101,99 @@ func (im *image) corruptIndex(what string, err error) error {
 	return ce
 }
 
+// update runs a transaction that writes. What went wrong is told apart:
+// storage.ErrCorrupt is a structure of the file that makes no sense (nothing
+// has changed then), storage.ErrClosed, want of space (see full), and all else
+// a write or sync that failed.
 func (im *image) update(fn func(tx *bbolt.Tx) error) error {
 	im.mu.RLock()
 	defer im.mu.RUnlock()
-	return boltfile.Guard(im.path, func() error { return boltfile.Update(im.db, fn) })
-}
-
-// raw is a copied entry of the bucket of messages.
-type raw struct {
-	seq uint64
-	kv  []byte // key and value
-}
-
-// copyOut copies entries, which point into the map so far.
-func copyOut(rs []raw, total int) {
-	buf := make([]byte, 0, total+8*len(rs))
-	for i := range rs {
-		n := len(buf)
-		buf = binary.BigEndian.AppendUint64(buf, rs[i].seq)
-		buf = append(buf, rs[i].kv...)
-		rs[i].kv = buf[n:len(buf):len(buf)]
+	if im.stuck.Load() {
+		return im.corruptIndex("structure of the file", errStuck)
 	}
+	var tx *bbolt.Tx
+	err := boltfile.Guard(im.path, func() error {
+		return boltfile.Update(im.db, func(t *bbolt.Tx) error {
+			tx = t
+			return fn(t)
+		})
+	})
+	var ce *storage.CorruptError
+	if errors.As(err, &ce) && (tx == nil || tx.DB() != nil) {
+		// It panicked before the transaction began, or while it was taken
+		// back: its lock is held for good. Never wait for it.
+		im.stuck.Store(true)
+	}
+	return err
+}
+
+var errStuck = errors.New("it was found damaged before")
+
+// raw is the record of a message.
+type raw struct {
+	base uint64 // of its chunk
+	seq  uint64
+	rec  []byte
+}
+
+// raws are records that point into the map until copyOut.
+type raws struct {
+	rs    []raw
+	total int // octets
+}
+
+func (r *raws) add(base, seq uint64, rec []byte) {
+	r.rs = append(r.rs, raw{base, seq, rec})
+	r.total += len(rec)
+}
+
+// full reports whether another record of that size would be too much.
+func (r *raws) full(max, maxBytes, size int) bool {
+	return len(r.rs) > 0 && (len(r.rs) >= max || r.total+size > maxBytes)
+}
+
+// copyOut copies the records, all into one piece of memory.
+func (r *raws) copyOut() {
+	buf := make([]byte, 0, r.total)
+	for i := range r.rs {
+		n := len(buf)
+		buf = append(buf, r.rs[i].rec...)
+		r.rs[i].rec = buf[n:len(buf):len(buf)]
+	}
+}
+
+var rawsPool = sync.Pool{New: func() any { return new(raws) }}
+
+func (r *raws) release() {
+	clear(r.rs)
+	r.rs, r.total = r.rs[:0], 0
+	rawsPool.Put(r)
+}
+
+// seekChunk moves c, a cursor over messages, to the chunk that holds seq if any
+// does, else to one before or behind it: the last one with a base at or below
+// seq or, without such a one, the first.
+func seekChunk(c *bbolt.Cursor, seq uint64) (k, v []byte) {
+	var key [8]byte
+	binary.BigEndian.PutUint64(key[:], seq)
+	if k, v = c.Seek(key[:]); bytes.Equal(k, key[:]) {
+		return k, v
+	}
+	if k == nil {
+		return c.Last()
+	}
+	if k, v = c.Prev(); k != nil {
+		return k, v
+	}
+	return c.First()
+}
+
+// chunkKey returns the base that a key stands for.
+func (im *image) chunkKey(k []byte) (uint64, error) {
+	if len(k) != 8 {
+		return 0, im.corruptIndex("bucket of messages", errLayout)
+	}
+	return binary.BigEndian.Uint64(k), nil
 }
 
 const (
@@ -147,60 +225,86 @@ func (im *image) prefetch(v []byte) {
 	readAhead(im.file, from, aheadBytes)
 }
 
-// read copies the values in [from, to] out of the file, at least one and then
+// read copies the records in [from, to] out of the file, at least one and then
 // no more than max or maxBytes allow.
-func (im *image) read(from, to uint64, max, maxBytes int) (rs []raw, through uint64, err error) {
-	through = to
+func (im *image) read(from, to uint64, max, maxBytes int, out *raws) (through uint64, err error) {
 	err = im.view(func(tx *bbolt.Tx) error {
-		c := tx.Bucket(bucketMsgs).Cursor()
-		total := 0
-		for k, v := c.Seek(seqKey(from)); k != nil; k, v = c.Next() {
-			if len(k) != 8 {
-				return im.corruptIndex("bucket of messages", errLayout)
+		out.rs, out.total = out.rs[:0], 0
+		if through, err = im.collect(tx, from, to, max, maxBytes, out); err == nil {
+			out.copyOut()
+		}
+		return err
+	})
+	return through, err
+}
+
+// collect is read within a transaction, whose map the records point into.
+func (im *image) collect(tx *bbolt.Tx, from, to uint64, max, maxBytes int, out *raws) (through uint64, err error) {
+	c := tx.Bucket(bucketMsgs).Cursor()
+	for k, v := seekChunk(c, from); k != nil; k, v = c.Next() {
+		base, err := im.chunkKey(k)
+		if err != nil || base > to {
+			return to, err
+		}
+		if len(out.rs) == 0 && max >= aheadMin && len(v) > 0 {
+			im.prefetch(v)
+		}
+		ck, err := parseChunk(im.msgs, k, v)
+		if err != nil {
+			// What proves to be a message is one all the same; what does not is
+			// missing, and whoever knows that it should be there will say so.
+			rescueChunk(im.msgs, k, v, func(m storage.Message, rec []byte) {
+				switch {
+				case m.Seq < from || m.Seq > to || through != 0:
+				case out.full(max, maxBytes, len(rec)):
+					through = m.Seq - 1
+				default:
+					out.add(m.Seq-uint64(binary.LittleEndian.Uint16(rec[4:])), m.Seq, rec)
+				}
+			})
+			if through != 0 {
+				return through, nil
 			}
-			seq := binary.BigEndian.Uint64(k)
+			continue
+		}
+		for i, _ := ck.find(from); i < ck.n; i++ {
+			seq, rec := ck.seq(i), ck.record(i)
 			if seq > to {
-				break
+				return to, nil
 			}
-			if len(rs) == 0 && max >= aheadMin && len(v) > 0 {
-				im.prefetch(v)
+			if out.full(max, maxBytes, len(rec)) {
+				return seq - 1, nil
 			}
-			if len(rs) > 0 && (len(rs) >= max || total+len(v) > maxBytes) {
-				through = seq - 1
-				break
-			}
-			rs = append(rs, raw{seq, v})
-			total += len(v)
+			out.add(base, seq, rec)
 			if seq == to {
-				break
+				return to, nil
 			}
 		}
-		copyOut(rs, total)
-		return nil
-	})
-	return rs, through, err
+	}
+	return to, nil
 }
 
 func (im *image) decode(r raw) (storage.Message, error) {
-	c, err := im.msgs.open(r.kv[:8], r.kv[8:])
-	if err != nil {
-		return storage.Message{}, im.corrupt(r.seq, err)
+	m, size, err := decodeRecord(im.msgs, r.base, r.rec)
+	if err == nil && (size != len(r.rec) || m.Seq != r.seq) {
+		err = errLayout
 	}
-	m, err := decodeMessage(r.seq, c)
-	if err != nil {
-		return storage.Message{}, im.corrupt(r.seq, err)
+	if m.Seq = r.seq; err != nil {
+		return m, im.corrupt(r.seq, err)
 	}
 	return m, nil
 }
 
 // Run implements table.Image.
 func (im *image) Run(from, to uint64, max, maxBytes int) ([]storage.Message, uint64, error) {
-	rs, through, err := im.read(from, to, max, maxBytes)
+	out := rawsPool.Get().(*raws)
+	defer out.release()
+	through, err := im.read(from, to, max, maxBytes, out)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read %s: %w", im.path, err)
 	}
-	msgs := make([]storage.Message, 0, len(rs))
-	for i, r := range rs {
+	msgs := make([]storage.Message, 0, len(out.rs))
+	for i, r := range out.rs {
 		m, err := im.decode(r)
 		switch {
 		case err == nil:
@@ -216,31 +320,47 @@ func (im *image) Run(from, to uint64, max, maxBytes int) ([]storage.Message, uin
 
 // Fetch implements table.Image.
 func (im *image) Fetch(seqs []uint64, maxBytes int) ([]storage.Message, error) {
-	var rs []raw
+	out := rawsPool.Get().(*raws)
+	defer out.release()
 	err := im.view(func(tx *bbolt.Tx) error {
+		out.rs, out.total = out.rs[:0], 0
 		c := tx.Bucket(bucketMsgs).Cursor()
-		total := 0
-		var key [8]byte
+		var ck chunk // of the message before
 		for _, seq := range seqs {
-			binary.BigEndian.PutUint64(key[:], seq)
-			k, v := c.Seek(key[:])
-			if !bytes.Equal(k, key[:]) {
-				continue
+			if ck.n == 0 || seq > ck.last() {
+				k, v := seekChunk(c, seq)
+				if k == nil {
+					continue
+				}
+				if _, err := im.chunkKey(k); err != nil {
+					return err
+				}
+				var err error
+				if ck, err = parseChunk(im.msgs, k, v); err != nil {
+					ck = chunk{}
+					rescueChunk(im.msgs, k, v, func(m storage.Message, rec []byte) {
+						if m.Seq == seq {
+							out.add(seq-uint64(binary.LittleEndian.Uint16(rec[4:])), seq, rec)
+						}
+					})
+					continue
+				}
 			}
-			if rs = append(rs, raw{seq, v}); total+len(v) > maxBytes {
-				total += len(v)
+			if i, ok := ck.find(seq); ok {
+				out.add(ck.base, seq, ck.record(i))
+			}
+			if out.total > maxBytes {
 				break
 			}
-			total += len(v)
 		}
-		copyOut(rs, total)
+		out.copyOut()
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", im.path, err)
 	}
-	msgs := make([]storage.Message, 0, len(rs))
-	for _, r := range rs {
+	msgs := make([]storage.Message, 0, len(out.rs))
+	for _, r := range out.rs {
 		m, err := im.decode(r)
 		if err != nil {
 			if len(msgs) == 0 {
@@ -258,18 +378,16 @@ const metaBytes = 256 << 10
 
 // Metas implements table.Image.
 func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta, uint64, error) {
-	rs, through, err := im.read(from, to, max, metaBytes)
+	out := rawsPool.Get().(*raws)
+	defer out.release()
+	through, err := im.read(from, to, max, metaBytes, out)
 	if err != nil {
 		return dst, 0, fmt.Errorf("read %s: %w", im.path, err)
 	}
 	had := len(dst)
 	subjects := 0
-	for _, r := range rs {
-		m, err := im.decode(r)
-		if err != nil && len(r.kv) > 8+overhead {
-			// As good as it gets without trusting anything.
-			m, _ = decodeMessage(r.seq, r.kv[8+overhead:])
-		}
+	for _, r := range out.rs {
+		m, err := im.decode(r) // as good as it gets if it is damaged
 		dst = append(dst, table.Meta{Seq: r.seq, Time: m.Time, Subject: m.Subject, Size: m.Size(), Err: err})
 		subjects += len(m.Subject)
 	}

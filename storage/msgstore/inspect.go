@@ -1,12 +1,15 @@
 package msgstore
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"go.etcd.io/bbolt"
 
@@ -91,10 +94,41 @@ func Verify(dir string, found func(error)) (Info, error) {
 	}
 	info, err := im.inspect()
 	if err == nil {
+		im.verifyFloor(info, found)
 		im.verify(found)
 	}
 	boltfile.Check(im.db, found)
 	return info, errors.Join(err, im.close())
+}
+
+// verifyFloor compares the file with the floor file beside it. With neither,
+// there is nothing to say.
+func (im *image) verifyFloor(info Info, found func(error)) {
+	f, err := ReadFloor(filepath.Dir(im.path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return
+	case err != nil:
+		found(err)
+		return
+	}
+	if foreign := f.Store != im.uid; foreign || info.Applied < f.Applied {
+		found(&StaleError{
+			File: im.path, Foreign: foreign, Applied: info.Applied, Floor: f,
+			Lost: storage.Span{First: info.State.Last + 1, Last: f.Last},
+		})
+	}
+	if err := im.view(func(tx *bbolt.Tx) error {
+		if uint64(tx.ID()) != f.Txid {
+			return nil
+		}
+		if sum, err := im.freeSum(f.Txid); err != nil || sum != f.FreeSum {
+			return im.corruptIndex("list of free pages", cmp.Or(err, errChecksum))
+		}
+		return nil
+	}); err != nil {
+		found(err)
+	}
 }
 
 // verification collects what is to agree.
@@ -102,19 +136,21 @@ type verification struct {
 	im    *image
 	found func(error)
 	st    storage.State
-	spans []table.Span
-	pages map[uint64]*table.Page
+	notes deletions
 	subs  map[string]*table.Subject // as the summaries have them
 	seqs  []uint64                  // of intact messages, ascending
 	ids   []uint64                  // of their subjects; 0 if unknown
 	lost  uint64                    // messages that are damaged
-	whole bool                      // all values could be read: sums can be compared
+	// lostNotes says that notes of deletions are lost, so that nobody knows
+	// which messages should be there.
+	lostNotes bool
+	whole     bool // all values could be read: sums can be compared
 }
 
 func (im *image) verify(found func(error)) {
 	v := &verification{
 		im: im, found: found, whole: true,
-		pages: map[uint64]*table.Page{}, subs: map[string]*table.Subject{},
+		subs: map[string]*table.Subject{},
 	}
 	// Each in a transaction of its own: a page that makes no sense ends one.
 	for _, step := range []func(*bbolt.Tx) error{v.state, v.goneAndSubjects, v.messages, v.postings, v.kvs} {
@@ -132,28 +168,16 @@ func (v *verification) index(format string, args ...any) {
 }
 
 func (v *verification) state(tx *bbolt.Tx) (err error) {
-	_, v.st, _, v.spans, err = v.im.readState(tx)
+	_, v.st, _, v.notes.spans, err = v.im.readState(tx)
 	return err
 }
 
 func (v *verification) goneAndSubjects(tx *bbolt.Tx) error {
-	c := tx.Bucket(bucketGone).Cursor()
-	for k, val := c.First(); k != nil; k, val = c.Next() {
-		p := &table.Page{}
-		bits, err := v.im.gone.open(k, val)
-		if err == nil && (len(k) != 8 || len(bits) != 8*len(p.Bits)) {
-			err = errLayout
-		}
-		if err != nil {
-			v.index("index of deleted messages, page %x: %v", k, err)
-			continue
-		}
-		for i := range p.Bits {
-			p.Bits[i] = binary.LittleEndian.Uint64(bits[8*i:])
-		}
-		v.pages[binary.BigEndian.Uint64(k)] = p
-	}
-	c = tx.Bucket(bucketSubj).Cursor()
+	v.notes.pages, _ = v.im.readPages(tx, func(key []byte, err error) {
+		v.index("index of deleted messages, page %x: %v", key, err)
+		v.lostNotes = true
+	})
+	c := tx.Bucket(bucketSubj).Cursor()
 	for k, val := c.First(); k != nil; k, val = c.Next() {
 		s, err := v.im.decodeSubject(k, val)
 		if err != nil {
@@ -166,84 +190,84 @@ func (v *verification) goneAndSubjects(tx *bbolt.Tx) error {
 	return nil
 }
 
-// gone says whether the index has seq for deleted.
-func (v *verification) gone(seq uint64) bool {
-	const page = uint64(len(table.Page{}.Bits)) * 64
-	if p := v.pages[seq/page]; p != nil && p.Bits[seq%page/64]&(1<<(seq%64)) != 0 {
-		return true
-	}
-	return slices.ContainsFunc(v.spans, func(s table.Span) bool { return s.First <= seq && seq <= s.Last })
-}
-
 // messages reads all messages and compares the summaries with them.
 func (v *verification) messages(tx *bbolt.Tx) error {
 	im, st := v.im, v.st
 	sums := map[string]*table.Subject{}
 	var msgs, bytes uint64
-	expect := st.First // the next sequence that is there, or gone
-	missing := func(from, to uint64) {
-		for seq := from; seq < to; seq++ {
-			if i := slices.IndexFunc(v.spans, func(s table.Span) bool { return s.First <= seq && seq <= s.Last }); i >= 0 {
-				seq = v.spans[i].Last
+	expect := st.First // the next sequence that is there, or deleted
+	missing := func(to uint64) {
+		if st.Msgs == 0 || v.lostNotes {
+			return
+		}
+		for seq := expect; seq < to; seq++ {
+			if i := slices.IndexFunc(v.notes.spans, func(s table.Span) bool { return s.First <= seq && seq <= s.Last }); i >= 0 {
+				seq = v.notes.spans[i].Last
 				continue
 			}
-			if !v.gone(seq) {
+			if !v.notes.has(seq) {
 				v.lost++
 				v.found(im.corrupt(seq, errors.New("it is missing, and not among the deleted ones")))
 			}
 		}
 	}
-	c := tx.Bucket(bucketMsgs).Cursor()
-	for k, val := c.First(); k != nil; k, val = c.Next() {
-		if len(k) != 8 {
-			v.found(im.corruptIndex("bucket of messages", errLayout))
-			continue
+	message := func(m storage.Message, err error) {
+		if m.Seq < st.First || m.Seq > st.Last || v.notes.has(m.Seq) {
+			return // deleted, or of a checkpoint that has not come to its end
 		}
-		seq := binary.BigEndian.Uint64(k)
-		if seq < st.First {
-			continue // deleted, its space is given back by a later checkpoint
-		}
-		if seq < expect || seq > st.Last {
-			v.found(im.corrupt(seq, fmt.Errorf("it is out of order, or above the last, %d", st.Last)))
+		if m.Seq < expect {
+			v.found(im.corrupt(m.Seq, errors.New("it is out of order")))
 			v.whole = false
-			continue
+			return
 		}
-		if v.whole {
-			missing(expect, seq)
-		}
-		expect = seq + 1
-		content, err := im.msgs.open(k, val)
-		var m storage.Message
-		if err == nil {
-			m, err = decodeMessage(seq, content)
-		}
+		missing(m.Seq)
+		expect = m.Seq + 1
 		if err != nil {
 			v.lost++
-			v.found(im.corrupt(seq, err))
-			continue
-		}
-		if v.whole && v.gone(seq) {
-			v.index("index of deleted messages has message %d, which is there", seq)
+			v.found(im.corrupt(m.Seq, err))
+			return
 		}
 		msgs++
 		bytes += m.Size()
 		sum := sums[m.Subject]
 		if sum == nil {
-			sum = &table.Subject{Name: string([]byte(m.Subject)), First: seq}
-			sums[sum.Name] = sum
+			name := strings.Clone(m.Subject)
+			sum = &table.Subject{Name: name, First: m.Seq}
+			sums[name] = sum
 		}
 		sum.Msgs++
 		sum.Bytes += m.Size()
-		sum.Last = seq
+		sum.Last = m.Seq
 		id := uint64(0)
 		if s := v.subs[m.Subject]; s != nil {
 			id = s.ID
 		}
-		v.seqs, v.ids = append(v.seqs, seq), append(v.ids, id)
+		v.seqs, v.ids = append(v.seqs, m.Seq), append(v.ids, id)
 	}
-	if v.whole && st.Msgs > 0 {
-		missing(expect, st.Last+1)
+	c := tx.Bucket(bucketMsgs).Cursor()
+	last := uint64(0) // of the chunk before
+	for k, val := c.First(); k != nil; k, val = c.Next() {
+		base, err := im.chunkKey(k)
+		if err != nil {
+			v.found(err)
+			continue
+		}
+		ck, err := parseChunk(im.msgs, k, val)
+		if err != nil {
+			v.found(im.corruptIndex(fmt.Sprintf("chunk of messages from %d on", base), err))
+			rescueChunk(im.msgs, k, val, func(m storage.Message, _ []byte) { message(m, nil) })
+			continue
+		}
+		if base <= last && last != 0 {
+			v.found(im.corruptIndex(fmt.Sprintf("chunk of messages from %d on", base), fmt.Errorf("the one before it goes to %d", last)))
+			v.whole = false
+		}
+		last = ck.last()
+		for i := range ck.n {
+			message(ck.message(im.msgs, i))
+		}
 	}
+	missing(st.Last + 1)
 	if !v.whole || v.lost > 0 {
 		return nil // what cannot be read cannot be counted
 	}

@@ -5,12 +5,15 @@
 //	            ▲                     ▲                        ▲
 //	reads ──────┴─────────────────────┴────────────────────────┘
 //
-// A checkpoint is one bbolt transaction: messages, removals, summaries, keyed
-// state and the LSN that all of it reflects become visible and durable
-// together, so that after a power cut the file is exactly the state at some
-// LSN, from which the log is replayed. The file's layout is drawn in format.go.
+// A checkpoint adds messages a slice at a time, where nobody looks yet. The last
+// of its transactions makes them, removals, summaries, keyed state and the LSN
+// that all of it reflects visible and durable together, so that after a power
+// cut the file is exactly the state at some LSN, from which the log is replayed.
+// Then the floor file is told how far the store has come, and the space of
+// deleted messages is given back. The file's layout is drawn in format.go.
 //
-// The file does not shrink: space freed by removals is used again.
+// Space freed is used again; the file shrinks when it is compacted, or when a
+// checkpoint finds nothing in it that lives and replaces it.
 package msgstore
 
 import (
@@ -44,14 +47,28 @@ const (
 	mmapSize = 256 << 20
 	// mmapSize32 is the same where addresses are scarce.
 	mmapSize32 = 8 << 20
+	// pageSize is that of new files, in octets. Two chunks fill a page. With
+	// more, a checkpoint takes less time, and a small one writes more.
+	pageSize = 8192
 	// allocSize is the step in which the file grows.
 	allocSize = 2 << 20
 )
+
+// ErrFormat says that a file has been written by a program that knows more.
+var ErrFormat = errors.New("of a format that this version of the program does not know")
 
 // Options tune a Store. The zero value is ready for use.
 type Options struct {
 	// Log receives what an operator should know (default: slog.Default()).
 	Log *slog.Logger
+	// WALOldest is the LSN of the oldest record that the log still has (0: not
+	// known, or none): a store that is older than it has been is up to date
+	// after replay if the log goes on where the store ends.
+	WALOldest storage.LSN
+	// AcceptStale opens a store that is older than it has been, and for which
+	// the log does not make up, as it is: what is lost becomes a gap, so that
+	// no sequence is assigned again. The store's Stale method tells.
+	AcceptStale bool
 
 	noSync bool // tests only
 }
@@ -65,27 +82,60 @@ type Store struct {
 	noSync     bool // tests only
 	applied    atomic.Uint64
 	checkpoint sync.Mutex // one at a time
+	// written is the frozen set if the file has it already, though a checkpoint
+	// failed after that. Guarded by checkpoint.
+	written table.Frozen
+	floor   Floor // last written; guarded by checkpoint
+	stale   *StaleError
 }
 
 var _ storage.Store = (*Store)(nil)
 
 // Open opens or creates the store in dir, which it creates too. It fails with
 // storage.ErrLocked if another process has it open and with
-// storage.ErrCorrupt if msgs.db is not a message store or damaged beyond use.
+// storage.ErrCorrupt if msgs.db is not a message store or damaged beyond use,
+// or a *StaleError, which is that too, if it is older than it has been.
 // It reads summaries, not messages.
 func Open(dir string, o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("open message store: %w", err)
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), boltfile.SyncDir(filepath.Dir(dir))); err != nil {
+			return nil, fmt.Errorf("open message store: %w", err)
+		}
+	}
+	floor, floorErr := ReadFloor(dir)
+	switch {
+	case floorErr == nil:
+	case errors.Is(floorErr, fs.ErrNotExist):
+		if err := createFloor(dir); err != nil {
+			return nil, fmt.Errorf("open message store: %w", err)
+		}
+	case errors.Is(floorErr, storage.ErrCorrupt):
+		o.Log.Error("Nobody can tell whether a message store is as new as it has been.", "error", floorErr)
+	default:
+		return nil, fmt.Errorf("open message store: %w", floorErr)
 	}
 	path := filepath.Join(dir, FileName)
-	db, err := openFile(path, o.noSync, create)
+	_, statErr := os.Stat(path)
+	missing := errors.Is(statErr, fs.ErrNotExist)
+	if missing && floorErr == nil && o.WALOldest != 1 && !o.AcceptStale {
+		// Do not make a new one: it would look as if nothing had been.
+		return nil, fmt.Errorf("open message store: %w", &StaleError{
+			File: path, Missing: true, Floor: floor, Lost: storage.Span{First: floor.First, Last: floor.Last},
+		})
+	}
+	var uid [16]byte
+	_, _ = rand.Read(uid[:]) // never fails
+	if missing && floorErr == nil {
+		uid = floor.Store
+	}
+	db, err := openFile(path, o.noSync, layout(uid))
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync}
+	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync, floor: floor}
 	s.Table = table.New(s.image, path)
 	err = s.load()
 	if errors.Is(err, errDamagedIndex) {
@@ -94,8 +144,16 @@ func Open(dir string, o Options) (*Store, error) {
 			err = s.load()
 		}
 	}
+	if err == nil && floorErr == nil {
+		err = s.checkFloor(o, missing)
+	}
 	if err != nil {
 		return nil, errors.Join(err, s.image.close())
+	}
+	for _, left := range []string{s.image.freshPath(), s.image.freshPath() + ".new"} {
+		if err := boltfile.Remove(left); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.log.Warn("What a checkpoint that was cut short has left could not be removed.", "file", left, "error", err)
+		}
 	}
 	return s, nil
 }
@@ -115,6 +173,7 @@ func openFile(path string, noSync bool, init func(*bbolt.Tx) error) (*bbolt.DB, 
 		InitialMmapSize: mmap,
 		NoStatistics:    true,
 		NoSync:          noSync,
+		PageSize:        pageSize,
 	}, init)
 	if err != nil {
 		return nil, err
@@ -123,23 +182,24 @@ func openFile(path string, noSync bool, init func(*bbolt.Tx) error) (*bbolt.DB, 
 	return db, nil
 }
 
-// create lays out a new file.
-func create(tx *bbolt.Tx) error {
-	for _, b := range buckets {
-		if _, err := tx.CreateBucket(b); err != nil {
+// layout returns what lays out the file of a new store with that identity.
+func layout(uid [16]byte) func(tx *bbolt.Tx) error {
+	return func(tx *bbolt.Tx) error {
+		for _, b := range buckets {
+			if _, err := tx.CreateBucket(b); err != nil {
+				return err
+			}
+		}
+		v := append(make([]byte, overhead, overhead+identitySize), uid[:]...)
+		v = append(v, cipherNone, 0, 0, 0, 0)
+		b := tx.Bucket(bucketStore)
+		// The identity is sealed with no identity: it is what says which.
+		if err := b.Put(keyIdentity, newSealer([16]byte{}, bucketStore).finish(keyIdentity, v)); err != nil {
 			return err
 		}
+		state := encodeState(0, storage.State{First: 1}, 1, nil)
+		return b.Put(keyState, newSealer(uid, bucketStore).finish(keyState, state))
 	}
-	v := make([]byte, overhead+16)
-	_, _ = rand.Read(v[overhead:]) // never fails
-	uid := [16]byte(v[overhead:])
-	b := tx.Bucket(bucketStore)
-	// The identity is sealed with no identity: it is what says which.
-	if err := b.Put(keyIdentity, newSealer([16]byte{}, bucketStore).finish(keyIdentity, v)); err != nil {
-		return err
-	}
-	state := encodeState(0, storage.State{First: 1}, 1, nil)
-	return b.Put(keyState, newSealer(uid, bucketStore).finish(keyState, state))
 }
 
 // load fills the table with what the file says it holds.
@@ -180,30 +240,29 @@ func (im *image) identify(tx *bbolt.Tx) error {
 		}
 	}
 	c, err := newSealer([16]byte{}, bucketStore).open(keyIdentity, tx.Bucket(bucketStore).Get(keyIdentity))
-	if err != nil || len(c) != 16 {
+	switch {
+	case errors.Is(err, errVersion):
+		return fmt.Errorf("%s: %w: %w", im.path, ErrFormat, err)
+	case err != nil || len(c) != identitySize:
 		return im.corruptIndex("identity of the store", errors.Join(err, errLayout))
+	case c[16] != cipherNone:
+		return fmt.Errorf("%s: %w: its contents are encrypted, with cipher %d and key %d", im.path, ErrFormat, c[16], binary.LittleEndian.Uint32(c[17:]))
 	}
 	im.seals([16]byte(c))
 	return nil
 }
 
 func (s *Store) loadPages(tx *bbolt.Tx) error {
-	c := tx.Bucket(bucketGone).Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
-		bits, err := s.image.gone.open(k, v)
-		p := &table.Page{}
-		if err == nil && (len(k) != 8 || len(bits) != 8*len(p.Bits)) {
-			err = errLayout
+	var first error
+	pages, _ := s.image.readPages(tx, func(_ []byte, err error) {
+		if first == nil {
+			first = s.image.corruptIndex("index of deleted messages", fmt.Errorf("%w: %w", errDamagedIndex, err))
 		}
-		if err != nil {
-			return s.image.corruptIndex("index of deleted messages", fmt.Errorf("%w: %w", errDamagedIndex, err))
-		}
-		for i := range p.Bits {
-			p.Bits[i] = binary.LittleEndian.Uint64(bits[8*i:])
-		}
-		table.AddPage(s.Table, binary.BigEndian.Uint64(k), p)
+	})
+	for no, p := range pages {
+		table.AddPage(s.Table, no, p)
 	}
-	return nil
+	return first
 }
 
 func (s *Store) loadSubjects(tx *bbolt.Tx) error {
@@ -262,16 +321,18 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Destroy closes the store and removes its file, and its directory if nothing
+// Destroy closes the store and removes its files, and its directory if nothing
 // else is in it.
 func (s *Store) Destroy() error {
 	if err := s.Close(); err != nil {
 		return err
 	}
-	if err := boltfile.Remove(s.image.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("destroy message store: %w", err)
-	}
 	dir := filepath.Dir(s.image.path)
+	for _, path := range []string{filepath.Join(dir, FloorName), s.image.path} {
+		if err := boltfile.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("destroy message store: %w", err)
+		}
+	}
 	if boltfile.Remove(dir) == nil {
 		dir = filepath.Dir(dir)
 	}

@@ -17,24 +17,37 @@ import (
 // disagrees with the summary, and can be made anew.
 var errDamagedIndex = errors.New("index damaged")
 
-// scan calls fn for all messages in the transaction between the first and the
-// last of st; m is the zero Message if the message is damaged. m is fn's for the
-// duration of the call.
+// scan calls fn for the messages in the transaction between the first and the
+// last of st that msgs holds, deleted ones among them; of those that are damaged
+// m is the zero Message, unless not even their sequence is known. m is fn's for
+// the duration of the call.
 func (im *image) scan(tx *bbolt.Tx, st storage.State, fn func(seq uint64, m storage.Message) error) error {
 	c := tx.Bucket(bucketMsgs).Cursor()
-	var buf []byte
-	for k, v := c.Seek(seqKey(st.First)); len(k) == 8; k, v = c.Next() {
-		seq := binary.BigEndian.Uint64(k)
-		if seq > st.Last {
+	for k, v := seekChunk(c, st.First); k != nil; k, v = c.Next() {
+		base, err := im.chunkKey(k)
+		if err != nil {
+			return err
+		}
+		if base > st.Last {
 			break
 		}
-		buf = append(append(buf[:0], k...), v...)
-		m, err := im.decode(raw{seq, buf})
+		ck, err := parseChunk(im.msgs, k, v)
 		if err != nil {
-			m = storage.Message{}
+			rescueChunk(im.msgs, k, v, func(m storage.Message, _ []byte) {
+				if err == nil && m.Seq >= st.First && m.Seq <= st.Last {
+					err = fn(m.Seq, m)
+				}
+			})
+			continue
 		}
-		if err := fn(seq, m); err != nil {
-			return err
+		for i, _ := ck.find(st.First); i < ck.n && ck.seq(i) <= st.Last; i++ {
+			m, err := ck.message(im.msgs, i)
+			if err != nil {
+				m = storage.Message{}
+			}
+			if err := fn(ck.seq(i), m); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -110,8 +123,9 @@ func (s *Store) rebuild(cause error) error {
 	im := s.image
 	s.log.Warn("The indexes of a message store are damaged and are made anew from its messages.", "file", im.path, "cause", cause)
 	var lost []uint64
+	doubtful := 0
 	err := im.update(func(tx *bbolt.Tx) error {
-		lsn, st, nextID, _, err := im.readState(tx)
+		lsn, st, nextID, oldSpans, err := im.readState(tx)
 		if err != nil {
 			return err
 		}
@@ -125,7 +139,13 @@ func (s *Store) rebuild(cause error) error {
 		}
 		from := st.First
 		st.Msgs, st.Bytes, st.First, st.FirstTime = 0, 0, st.Last+1, 0
+		// Messages whose note of deletion is lost are back.
+		notes := deletions{spans: oldSpans}
+		notes.pages, doubtful = im.readPages(tx, nil)
 		if err := im.scan(tx, storage.State{First: from, Last: st.Last}, func(seq uint64, m storage.Message) error {
+			if notes.has(seq) {
+				return nil
+			}
 			if m.Seq == 0 {
 				lost = append(lost, seq)
 				return nil
@@ -157,11 +177,6 @@ func (s *Store) rebuild(cause error) error {
 		if err := p.flush(); err != nil {
 			return err
 		}
-		for _, seq := range lost {
-			if err := tx.Bucket(bucketMsgs).Delete(seqKey(seq)); err != nil {
-				return err
-			}
-		}
 		if err := errors.Join(empty(tx, bucketSubj), empty(tx, bucketGone)); err != nil {
 			return err
 		}
@@ -179,10 +194,65 @@ func (s *Store) rebuild(cause error) error {
 	if err != nil {
 		return fmt.Errorf("make indexes of %s anew: %w", im.path, err)
 	}
+	if doubtful > 0 {
+		s.log.Error("Notes of deletions are lost: deleted messages may be back.", "file", im.path, "sequences", doubtful*pageSeqs)
+	}
 	if len(lost) > 0 {
 		s.log.Error("Damaged messages are lost.", "file", im.path, "count", len(lost), "first_seq", lost[0], "last_seq", lost[len(lost)-1])
 	}
 	return nil
+}
+
+// pageSeqs is how many sequences a page of the bucket gone is about.
+const pageSeqs = len(table.Page{}.Bits) * 64
+
+// deletions is what gone and the state's spans say.
+type deletions struct {
+	pages map[uint64]*table.Page
+	spans []table.Span
+}
+
+// has reports whether seq is noted as deleted, or never used.
+func (d *deletions) has(seq uint64) bool {
+	if p := d.pages[seq/uint64(pageSeqs)]; p != nil && p.Bits[seq%uint64(pageSeqs)/64]&(1<<(seq%64)) != 0 {
+		return true
+	}
+	_, ok := slices.BinarySearchFunc(d.spans, seq, func(s table.Span, q uint64) int {
+		switch {
+		case s.Last < q:
+			return -1
+		case s.First > q:
+			return 1
+		}
+		return 0
+	})
+	return ok
+}
+
+// readPages returns the pages of the bucket gone, calls damaged (unless it is
+// nil) for those that cannot be trusted, and counts these.
+func (im *image) readPages(tx *bbolt.Tx, damaged func(key []byte, err error)) (pages map[uint64]*table.Page, bad int) {
+	pages = make(map[uint64]*table.Page)
+	c := tx.Bucket(bucketGone).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		p := &table.Page{}
+		bits, err := im.gone.open(k, v)
+		if err == nil && (len(k) != 8 || len(bits) != 8*len(p.Bits)) {
+			err = errLayout
+		}
+		if err != nil {
+			bad++
+			if damaged != nil {
+				damaged(k, err)
+			}
+			continue
+		}
+		for i := range p.Bits {
+			p.Bits[i] = binary.LittleEndian.Uint64(bits[8*i:])
+		}
+		pages[binary.BigEndian.Uint64(k)] = p
+	}
+	return pages, bad
 }
 
 // readState returns what is known of the store as a whole.

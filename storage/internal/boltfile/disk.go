@@ -80,7 +80,7 @@ func SyncDir(dir string) error {
 	return do(OpSyncDir, dir, "", func() error { return syncDir(dir) })
 }
 
-// Sync makes the contents of an open file durable.
+// Sync makes the contents and the length of an open file durable.
 func Sync(f *os.File) error {
-	return do(OpSync, f.Name(), "", f.Sync)
+	return do(OpSync, f.Name(), "", func() error { return datasync(f) })
 }

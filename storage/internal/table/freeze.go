@@ -71,21 +71,72 @@ func (f Frozen) Count() int {
 	return n
 }
 
-// Messages calls fn for the messages to add, in order; id is the subject's.
-func (f Frozen) Messages(fn func(id uint64, m storage.Message) error) error {
+// Cursor goes over the messages to add, in order.
+type Cursor struct {
+	s    *set
+	i, j int // the next to look at: chunk and slot
+}
+
+// Cursor returns one that stands before the first message to add.
+func (f Frozen) Cursor() Cursor { return Cursor{s: f.s} }
+
+// Next returns the next message; false if there is none.
+func (c *Cursor) Next() (m storage.Message, ok bool) {
+	for ; c.i < len(c.s.chunks); c.i, c.j = c.i+1, 0 {
+		r := c.s.chunks[c.i]
+		if r.c == nil {
+			continue
+		}
+		for c.j < chunkLen {
+			j := c.j
+			c.j++
+			if sl := &r.c.slots[j]; sl.subj != nil {
+				return sl.message(r.no<<chunkShift + uint64(j)), true
+			}
+		}
+	}
+	return m, false
+}
+
+// Added returns the sequences to add by subject: those of the i-th subject
+// that Subjects reports are seqs[ends[i-1]:ends[i]], ascending. Not to be called
+// concurrently.
+func (f Frozen) Added() (seqs []uint64, ends []int) {
+	dirty := f.s.dirty
+	// Every subject of a message added is among them. Nobody else looks at mark.
+	for i, s := range dirty {
+		s.mark = i
+	}
+	ends = make([]int, len(dirty)+1)
+	n := 0
+	f.slots(func(sl *slot, _ uint64) {
+		ends[sl.subj.mark]++
+		n++
+	})
+	at := 0
+	for i := range ends { // where those of each begin
+		at, ends[i] = at+ends[i], at
+	}
+	seqs = make([]uint64, n)
+	f.slots(func(sl *slot, seq uint64) {
+		p := &ends[sl.subj.mark]
+		seqs[*p] = seq
+		*p++
+	})
+	return seqs, ends[:len(dirty)]
+}
+
+func (f Frozen) slots(fn func(sl *slot, seq uint64)) {
 	for _, r := range f.s.chunks {
 		if r.c == nil {
 			continue
 		}
 		for i := range r.c.slots {
 			if sl := &r.c.slots[i]; sl.subj != nil {
-				if err := fn(sl.subj.id, sl.message(r.no<<chunkShift+uint64(i))); err != nil {
-					return err
-				}
+				fn(sl, r.no<<chunkShift+uint64(i))
 			}
 		}
 	}
-	return nil
 }
 
 // Subject is the summary of one subject as the image keeps it.

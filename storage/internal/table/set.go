@@ -75,6 +75,7 @@ type subj struct {
 	gen    uint64 // generation of the last change
 	// snap holds the values at the last freeze, if they changed since.
 	snap *snapshot
+	mark int // of the checkpoint that runs
 }
 
 type snapshot struct {
