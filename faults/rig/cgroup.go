@@ -93,3 +93,8 @@ func (c *Cgroup) Close() error {
 	}
 	return fmt.Errorf("control group: %w", err)
 }
+
+// Command makes a command one whose process is in the group from its start.
+func (c *Cgroup) Command(path string, args ...string) (string, []string) {
+	return "/bin/sh", append([]string{"-c", `echo $$ >"$0" && exec "$@"`, filepath.Join(c.dir, "cgroup.procs"), path}, args...)
+}
