@@ -15,7 +15,7 @@ type uplink struct{ *link.Edge }
 
 // startLink connects to the hub in the background; the edge is ready without.
 func startLink(n *app.Node) (app.Link, error) {
-	c := n.Config
+	c := n.Config()
 	if c.Uplink == nil {
 		return nil, nil
 	}

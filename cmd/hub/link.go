@@ -17,7 +17,7 @@ type edges struct{ *link.Hub }
 
 // startLink listens for edges.
 func startLink(n *app.Node) (app.Link, error) {
-	c := n.Config
+	c := n.Config()
 	if c.Edges == nil {
 		return nil, nil
 	}

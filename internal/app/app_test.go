@@ -4,6 +4,7 @@ package app
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -65,8 +66,11 @@ func TestBrokerOptions(t *testing.T) {
 	c.Host, c.Port, c.ServerName, c.MaxSubs = "127.0.0.1", -1, "till-7", 9
 	c.JetStream.Enabled = true
 	c.Auth.NoAuthUser = "a"
+	c.ClientAdvertise = "x:1"
+	c.AllowNonTLS = true
+	c.TLS = &config.TLS{Timeout: 7, First: true, Fallback: 8, Map: true, RateLimit: 9, Pinned: map[string]bool{"p": true}, Config: &tls.Config{}}
 	c.Auth.Users = []config.User{
-		{Name: "a", Password: "x", Permissions: &config.Permissions{
+		{Name: "a", Password: "x", ConnTypes: []string{"STANDARD"}, Permissions: &config.Permissions{
 			Publish:   config.Subjects{Allow: []string{"p.>"}, Deny: []string{"p.x"}},
 			Subscribe: config.Subjects{Allow: []string{"s"}},
 			Responses: &config.Responses{Max: 3, Expires: time.Second},
@@ -78,9 +82,10 @@ func TestBrokerOptions(t *testing.T) {
 		Host: "127.0.0.1", Port: -1, ServerName: "till-7", GitCommit: Commit(),
 		MaxPayload: 1 << 20, MaxControlLine: 4096, MaxPending: 64 << 20, MaxConn: 65536, MaxSubs: 9,
 		PingInterval: 2 * time.Minute, MaxPingsOut: 2, WriteDeadline: 10 * time.Second, AuthTimeout: 2 * time.Second,
-		NoAuthUser: "a", JetStream: true,
+		NoAuthUser: "a", JetStream: true, Advertise: "x:1", TLS: c.TLS.Config,
+		TLSOptions: broker.TLSOptions{Timeout: 7, Optional: true, First: true, Fallback: 8, MapUsers: true, RateLimit: 9, Pinned: map[string]bool{"p": true}},
 		Users: []broker.User{
-			{Name: "a", Password: "x", Permissions: &broker.Permissions{
+			{Name: "a", Password: "x", ConnTypes: []string{"STANDARD"}, Permissions: &broker.Permissions{
 				Publish:   broker.SubjectPermission{Allow: []string{"p.>"}, Deny: []string{"p.x"}},
 				Subscribe: broker.SubjectPermission{Allow: []string{"s"}},
 				Responses: &broker.ResponsePermission{Max: 3, Expires: time.Second},
@@ -112,7 +117,7 @@ func TestLogger(t *testing.T) {
 		"debug with trace": {config.Logging{Format: "text", Trace: true}, "level=DEBUG", ""},
 	} {
 		var out bytes.Buffer
-		log, reopen, err := newLogger(tt.c, &out)
+		log, err := newLogger(tt.c, &out)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,14 +125,14 @@ func TestLogger(t *testing.T) {
 		log.Debug("debug")
 		log.Info("info", "a", 1)
 		log.Info("group", slog.Group("g", "time", 5))
-		if err := reopen(); err != nil {
+		if err := log.reopen(); err != nil {
 			t.Error(err)
 		}
 		if got := out.String(); !strings.Contains(got, tt.want) || tt.not != "" && strings.Contains(got, tt.not) {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
-	if _, _, err := newLogger(config.Logging{File: "/does/not/exist/x.log"}, nil); ExitCode(err) != ExitConfig {
+	if _, err := newLogger(config.Logging{File: "/does/not/exist/x.log"}, nil); ExitCode(err) != ExitConfig {
 		t.Errorf("log file that cannot be opened: %v", err)
 	}
 }

@@ -3,6 +3,8 @@ package app
 import (
 	"fmt"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
 // flagSpec describes one flag as nats-server's users may write it. Go's flag
@@ -31,6 +33,15 @@ var flagSpecs = []flagSpec{
 	{long: "logtime", other: []string{"T"}},
 	{long: "log", other: []string{"l"}, value: true},
 	{long: "pid", other: []string{"P"}, value: true},
+	{long: "ports_file_dir", value: true},
+	{long: "log_size_limit", value: true},
+	{long: "signal", other: []string{"sl"}, value: true},
+	{long: "client_advertise", value: true},
+	{long: "tls"},
+	{long: "tlsverify"},
+	{long: "tlscert", value: true},
+	{long: "tlskey", value: true},
+	{long: "tlscacert", value: true},
 	{long: "user", value: true},
 	{long: "pass", value: true},
 	{long: "auth", value: true},
@@ -48,12 +59,11 @@ var flagSpecs = []flagSpec{
 	{long: "http_port", other: []string{"m"}, value: true, remedy: "`edge status` asks a running server"},
 	{long: "https_port", other: []string{"ms"}, value: true, remedy: "`edge status` asks a running server"},
 	{long: "profile", value: true, remedy: "leave it out"},
-	{long: "ports_file_dir", value: true, remedy: "`edge status` tells the ports"},
-	{long: "signal", other: []string{"sl"}, value: true, remedy: "send SIGTERM with kill"},
-	{long: "client_advertise", value: true, remedy: "leave it out"},
 	{long: "syslog", other: []string{"s"}, remedy: "use --log, or let the service manager collect standard error"},
 	{long: "remote_syslog", other: []string{"r"}, value: true, remedy: "use --log, or let the service manager collect standard error"},
-	{long: "log_size_limit", value: true, remedy: "rotate the log from outside"},
+	{long: "logtime_utc", remedy: "log times carry their offset"},
+	{long: "max_traced_msg_len", value: true, remedy: "payloads are not traced"},
+	{long: "help_tls", remedy: "see `tls` in README.md"},
 	{long: "trace_verbose", other: []string{"VV"}, remedy: "use -V"},
 	{long: "debug_trace_verbose", other: []string{"DVV"}, remedy: "use -DV"},
 	{long: "cluster", value: true, remedy: "each program runs as one node"},
@@ -63,11 +73,6 @@ var flagSpecs = []flagSpec{
 	{long: "routes", value: true, remedy: "each program runs as one node"},
 	{long: "no_advertise", remedy: "each program runs as one node"},
 	{long: "connect_retries", value: true, remedy: "each program runs as one node"},
-	{long: "tls", remedy: "use a `tls` block in the configuration file"},
-	{long: "tlsverify", remedy: "use a `tls` block in the configuration file"},
-	{long: "tlscert", value: true, remedy: "use a `tls` block in the configuration file"},
-	{long: "tlskey", value: true, remedy: "use a `tls` block in the configuration file"},
-	{long: "tlscacert", value: true, remedy: "use a `tls` block in the configuration file"},
 }
 
 // lookupFlag finds the spec of a name without its dashes.
@@ -91,6 +96,9 @@ func lookupFlag(name string) *flagSpec {
 // know is passed on for cobra to complain about; flags of nats-server that are
 // not supported are refused here, by name.
 func Args(args []string) ([]string, error) {
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		return args, nil // a shell asks how to go on; half a flag is no flag yet
+	}
 	out := make([]string, 0, len(args))
 	for i := 0; i < len(args); i++ {
 		arg := args[i]

@@ -52,6 +52,12 @@ type Flags struct {
 	Token    string
 	Test     bool
 	Socket   string
+	Signal   string
+	PortsDir string
+	LogLimit int64
+	Advert   string
+	TLS      bool
+	TLSFiles config.TLS // cert, key and ca file, verify
 	version  bool
 }
 
@@ -107,10 +113,12 @@ func Command(p Program) *cobra.Command {
 				fmt.Fprintln(cmd.OutOrStdout(), VersionLine(p.Program.String()))
 				return nil
 			}
+			if f.Signal != "" {
+				return f.sendSignal(cmd)
+			}
 			return serve(cmd, f)
 		},
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return Exit(ExitUsage, flagError(err)) })
 
 	shared := root.PersistentFlags()
@@ -130,6 +138,15 @@ func Command(p Program) *cobra.Command {
 	own.BoolVarP(&f.LogTime, "logtime", "T", true, "log lines start with the time")
 	own.StringVarP(&f.Log, "log", "l", "", "log `file`")
 	own.StringVarP(&f.PID, "pid", "P", "", "`file` to write the process id to")
+	own.StringVar(&f.PortsDir, "ports_file_dir", "", "`directory` for a file that lists the ports")
+	own.Int64Var(&f.LogLimit, "log_size_limit", 0, "`octets` from which a new log file is begun")
+	own.StringVar(&f.Signal, "signal", "", "send a running program a `signal` and exit (-sl): ldm, stop, quit, term, reopen, reload; =PID or =PIDFILE names the process")
+	own.StringVar(&f.Advert, "client_advertise", "", "`host:port` that clients are told")
+	own.BoolVar(&f.TLS, "tls", false, "clients use TLS")
+	own.BoolVar(&f.TLSFiles.Verify, "tlsverify", false, "TLS, and clients show certificates")
+	own.StringVar(&f.TLSFiles.CertFile, "tlscert", "", "PEM `file` with the certificate")
+	own.StringVar(&f.TLSFiles.KeyFile, "tlskey", "", "PEM `file` with its key")
+	own.StringVar(&f.TLSFiles.CAFile, "tlscacert", "", "PEM `file` of the authority for clients' certificates")
 	own.StringVar(&f.User, "user", "", "`user` that clients log in as")
 	own.StringVar(&f.Pass, "pass", "", "`password` of that user")
 	own.StringVar(&f.Token, "auth", "", "`token` that clients log in with")
@@ -137,7 +154,14 @@ func Command(p Program) *cobra.Command {
 	own.BoolVarP(&f.version, "version", "v", false, "print the version and exit")
 	own.BoolP("help", "h", false, "print this help")
 
-	root.AddCommand(statusCommand(f), storageCommand(f))
+	for _, name := range []string{"log", "pid", "tlscert", "tlskey", "tlscacert"} {
+		_ = own.SetAnnotation(name, cobra.BashCompFilenameExt, nil) // files, for the shell
+	}
+	_ = root.RegisterFlagCompletionFunc("signal", cobra.FixedCompletions([]string{"ldm", "quit", "reload", "reopen", "stop", "term"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("store_dir", dirs)
+	_ = root.RegisterFlagCompletionFunc("ports_file_dir", dirs)
+
+	root.AddCommand(statusCommand(f), storageCommand(f), checkCommand(f))
 	if p.Commands != nil {
 		p.Commands(root, f)
 	}
@@ -156,6 +180,11 @@ func Command(p Program) *cobra.Command {
 		}
 	}
 	return root
+}
+
+// dirs has the shell complete directories.
+func dirs(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
 }
 
 // flagError says what is accepted, where the flags' own words name the function
@@ -238,6 +267,26 @@ func (f *Flags) Load(cmd *cobra.Command) (*config.Config, error) {
 	if given("pid") {
 		cfg.PIDFile = f.PID
 	}
+	if given("ports_file_dir") {
+		cfg.PortsDir = f.PortsDir
+	}
+	if given("log_size_limit") {
+		if f.LogLimit < 0 {
+			return nil, Exit(ExitUsage, fmt.Errorf("--log_size_limit %d: accepted: octets, or 0 for no bound", f.LogLimit))
+		}
+		cfg.Log.SizeLimit = f.LogLimit
+	}
+	if given("client_advertise") {
+		cfg.ClientAdvertise = f.Advert
+	}
+	if f.TLS || f.TLSFiles.Verify || given("tlscert") || given("tlskey") || given("tlscacert") {
+		t := f.TLSFiles
+		t.Timeout = config.DefaultTLSTimeout
+		if err := config.LoadTLS(&t); err != nil {
+			return nil, Exit(ExitUsage, fmt.Errorf("--tls: %w", err))
+		}
+		cfg.TLS = &t
+	}
 	if given("user") || given("pass") {
 		if f.User == "" || f.Pass == "" {
 			return nil, Exit(ExitUsage, errors.New("--user and --pass are needed together"))
@@ -272,20 +321,22 @@ func (f *Flags) SocketPath(cmd *cobra.Command) (string, error) {
 
 // serve is the bare command: it runs until a signal or a storage failure.
 func serve(cmd *cobra.Command, f *Flags) error {
+	if f.Test {
+		return f.check(cmd)
+	}
 	cfg, err := f.Load(cmd)
 	if err != nil {
 		return err
 	}
-	if f.Test {
-		fmt.Fprintf(cmd.OutOrStdout(), "configuration of %s is valid\n", f.program.Program)
-		return nil
-	}
-	log, reopen, err := newLogger(cfg.Log, cmd.ErrOrStderr())
+	log, err := newLogger(cfg.Log, cmd.ErrOrStderr())
 	if err != nil {
 		return err
 	}
+	for _, w := range cfg.Warnings {
+		log.Warn("setting without effect", "at", w.String())
+	}
 	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals)...)
+	signal.Notify(signals, slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals, lameDuckSignals)...)
 	defer signal.Stop(signals)
 	// A write that a limit on file sizes refuses is a write that failed, to be
 	// reported as such.
@@ -293,63 +344,109 @@ func serve(cmd *cobra.Command, f *Flags) error {
 		signal.Ignore(ignoredSignals...)
 	}
 
-	n, err := Start(f.program, cfg, log)
+	n, err := Start(f.program, cfg, log.Logger)
 	if err != nil {
 		if cfg.Log.File != "" {
 			log.Error("not started", "error", err)
 		}
 		return err
 	}
+	n.log = log
 	n.announce()
-	return n.run(signals, reopen)
+	return n.run(signals, func() (*config.Config, error) {
+		if f.Config == "" {
+			return nil, errNoFile
+		}
+		return f.Load(cmd)
+	})
 }
 
-// run waits for what ends the program, and returns why, with an exit code.
-func (n *Node) run(signals <-chan os.Signal, reopen func() error) error {
-	log, cfg := n.Log, n.Config
+// run waits for what ends the program, and returns why, with an exit code. load
+// reads the configuration anew.
+func (n *Node) run(signals <-chan os.Signal, load func() (*config.Config, error)) error {
+	log := n.Log
+	var duck chan error // the end of lame duck mode
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	for {
 		select {
 		case err := <-n.Failed():
 			// Nothing may be acknowledged any more, and nothing in memory is
 			// worth saving: what was acknowledged is on disk. Leave at once, so
 			// that a service manager starts the program anew.
-			err = fmt.Errorf("storage failed: %w; start again to recover from disk, and check the disk and the space on it (store directory %s)", err, cfg.JetStream.StoreDir)
-			if cfg.Log.File != "" {
+			err = fmt.Errorf("storage failed: %w; start again to recover from disk, and check the disk and the space on it (store directory %s)", err, n.Config().JetStream.StoreDir)
+			if n.Config().Log.File != "" {
 				log.Error("stopping", "error", err)
 			}
 			return Exit(ExitStorage, err)
+		case <-duck:
+			return n.stop(signals, "clients are gone")
 		case sig := <-signals:
 			switch {
 			case slices.Contains(reopenSignals, sig):
-				if err := reopen(); err != nil {
+				if err := n.log.reopen(); err != nil {
 					log.Error("log file not opened anew", "error", err)
 				} else {
 					log.Info("log file opened anew")
 				}
 			case slices.Contains(reloadSignals, sig):
-				log.Warn("reloading the configuration is not supported yet; restart instead", "signal", sig.String())
+				n.reload(load)
+			case slices.Contains(lameDuckSignals, sig) && duck == nil:
+				c := n.Config()
+				log.Info("lame duck: no new clients are taken", "clients", n.Broker.Stats().Connections, "grace", c.LameDuckGrace, "duration", c.LameDuck)
+				duck = make(chan error, 1)
+				go func() { duck <- n.Broker.LameDuck(ctx, c.LameDuck, c.LameDuckGrace) }()
+			case slices.Contains(lameDuckSignals, sig):
+			case sig == syscall.SIGTERM && duck != nil:
+				// Whoever supervises the program sends it after the hook that
+				// began this; clients are to leave in their time.
+				log.Info("lame duck: the stop that is asked for is under way", "signal", sig.String())
 			default:
-				log.Info("stopping", "signal", sig.String())
-				began := time.Now()
-				go func() {
-					// A second request does not wait for anybody. One that
-					// comes along with the first is the same request, sent
-					// twice by a shell or a supervisor.
-					for sig := range signals {
-						if (sig == os.Interrupt || sig == syscall.SIGTERM) && time.Since(began) > time.Second {
-							log.Warn("stopped at once; what was acknowledged is on disk", "signal", sig.String())
-							os.Exit(ExitFailure)
-						}
-					}
-				}()
-				err := n.Stop()
-				if err == nil {
-					log.Info("stopped", "took", time.Since(began).Round(100*time.Microsecond))
-				}
-				return err
+				return n.stop(signals, sig.String())
 			}
 		}
 	}
+}
+
+// stop ends the program in order.
+func (n *Node) stop(signals <-chan os.Signal, why string) error {
+	n.Log.Info("stopping", "signal", why)
+	began := time.Now()
+	go func() {
+		// A second request does not wait for anybody. One that comes along
+		// with the first is the same request, sent twice by a shell or a
+		// supervisor.
+		for sig := range signals {
+			if (sig == os.Interrupt || sig == syscall.SIGTERM) && time.Since(began) > time.Second {
+				n.Log.Warn("stopped at once; what was acknowledged is on disk", "signal", sig.String())
+				os.Exit(ExitFailure)
+			}
+		}
+	}()
+	err := n.Stop()
+	if err == nil {
+		n.Log.Info("stopped", "took", time.Since(began).Round(100*time.Microsecond))
+	}
+	return err
+}
+
+// reload reads the configuration anew and says what became of it.
+func (n *Node) reload(load func() (*config.Config, error)) {
+	next, err := load()
+	var changed []string
+	if err == nil {
+		changed, err = n.Reload(next)
+	}
+	if err != nil {
+		for _, line := range lines(err) {
+			n.Log.Error("configuration not reloaded", "error", line)
+		}
+		return
+	}
+	for _, w := range next.Warnings {
+		n.Log.Warn("setting without effect", "at", w.String())
+	}
+	n.Log.Info("configuration reloaded", "changed", strings.Join(changed, " "))
 }
 
 // announce logs the line that says that clients can connect.
@@ -361,7 +458,7 @@ func (n *Node) announce() {
 	}
 	if n.Engine != nil {
 		sync := "always"
-		if d := n.Config.JetStream.SyncInterval; d > 0 {
+		if d := n.Config().JetStream.SyncInterval; d > 0 {
 			sync = d.String()
 		}
 		attrs = append(attrs, slog.String("store_dir", n.storeDir()), slog.String("sync_interval", sync), slog.Int("streams", len(n.Engine.Streams())))
@@ -374,7 +471,7 @@ func (n *Node) announce() {
 		var st admin.Status
 		n.link.Describe(&st)
 		if st.Hub != nil {
-			attrs = append(attrs, slog.String("edge_id", st.Hub.EdgeID), slog.Int("exports", len(n.Config.Exports)))
+			attrs = append(attrs, slog.String("edge_id", st.Hub.EdgeID), slog.Int("exports", len(n.Config().Exports)))
 		}
 		if st.Edges != nil {
 			attrs = append(attrs, slog.String("edges", "quic://"+st.Edges.Addr), slog.String("certificate", st.Edges.Fingerprint))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -29,17 +30,20 @@ type Link interface {
 // Node is a running program: broker, JetStream engine if it is on, the link
 // if one is configured, and the admin socket.
 type Node struct {
-	Config *config.Config
 	Log    *slog.Logger
 	Broker *broker.Server
 	Engine *jetstream.Engine // nil if JetStream is off
 
 	program Program
+	conf    atomic.Pointer[config.Config] // replaced by Reload
+	log     *logger                       // nil if the log is not the program's own
 	start   time.Time
 	ready   atomic.Int64 // time.Duration; 0 while starting
 	link    Link
 	admin   *admin.Server
 	failed  chan error // the storage's failure
+
+	reloading sync.Mutex
 }
 
 // Shutdown steps take at most this long each.
@@ -52,7 +56,8 @@ const (
 // recovers before clients can connect, and clients are served before the link
 // has found its hub. The error has an exit code.
 func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error) {
-	n = &Node{Config: cfg, Log: log, program: p, start: time.Now(), failed: make(chan error, 1)}
+	n = &Node{Log: log, program: p, start: time.Now(), failed: make(chan error, 1)}
+	n.conf.Store(cfg)
 	defer func() {
 		if err != nil {
 			n.abandon()
@@ -88,10 +93,11 @@ func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error)
 			return n, Exit(ExitCannotStore, err)
 		}
 	}
-	if cfg.PIDFile != "" {
-		if err := os.WriteFile(cfg.PIDFile, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
-			return n, Exit(ExitFailure, fmt.Errorf("write pid file: %w; check pid_file", err))
-		}
+	if err := writePID(cfg.PIDFile); err != nil {
+		return n, err
+	}
+	if err := n.writePorts(cfg.PortsDir); err != nil {
+		return n, err
 	}
 	n.ready.Store(int64(sinceProcessStart(n.start)))
 	return n, nil
@@ -99,7 +105,7 @@ func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error)
 
 // openStore opens the engine.
 func (n *Node) openStore() error {
-	cfg := n.Config
+	cfg := n.Config()
 	if cfg.JetStream.StoreDir == "" {
 		dir, err := defaultStoreDir(n.program.Program)
 		if err != nil {
@@ -132,6 +138,9 @@ func (n *Node) openStore() error {
 	return nil
 }
 
+// Config returns the configuration that the node runs with.
+func (n *Node) Config() *config.Config { return n.conf.Load() }
+
 // Failed delivers the storage's failure. Nothing is acknowledged after it.
 func (n *Node) Failed() <-chan error { return n.failed }
 
@@ -149,11 +158,11 @@ func (n *Node) Status() admin.Status {
 		Start:      n.start,
 		Ready:      n.Ready(),
 		ClientURL:  n.Broker.ClientURL(),
-		ConfigFile: n.Config.Path,
+		ConfigFile: fullPath(n.Config().Path),
 		Broker:     admin.FromBroker(n.Broker.Stats()),
 	}
 	if n.Engine != nil {
-		js := &admin.JetStream{StoreDir: n.storeDir(), SyncInterval: n.Config.JetStream.SyncInterval, Streams: []admin.Stream{}}
+		js := &admin.JetStream{StoreDir: n.storeDir(), SyncInterval: n.Config().JetStream.SyncInterval, Streams: []admin.Stream{}}
 		for _, s := range n.Engine.Streams() {
 			state := s.DurableState()
 			js.Streams = append(js.Streams, admin.Stream{Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last})
@@ -166,15 +175,8 @@ func (n *Node) Status() admin.Status {
 	return st
 }
 
-// storeDir names the store directory in full: whoever reads it may be in
-// another directory than the program.
-func (n *Node) storeDir() string {
-	dir, err := filepath.Abs(n.Config.JetStream.StoreDir)
-	if err != nil {
-		return n.Config.JetStream.StoreDir
-	}
-	return dir
-}
+// storeDir names the store directory in full.
+func (n *Node) storeDir() string { return fullPath(n.Config().JetStream.StoreDir) }
 
 // Stop ends everything in the opposite order: no new admin questions, no
 // replay, clients get what is queued for them, and a last checkpoint.
@@ -195,12 +197,11 @@ func (n *Node) Stop() error {
 	}
 	if n.Engine != nil {
 		if err := n.Engine.Close(); err != nil {
-			errs = append(errs, Exit(ExitStorage, fmt.Errorf("close store directory %s: %w", n.Config.JetStream.StoreDir, err)))
+			errs = append(errs, Exit(ExitStorage, fmt.Errorf("close store directory %s: %w", n.Config().JetStream.StoreDir, err)))
 		}
 	}
-	if n.Config.PIDFile != "" {
-		errs = append(errs, os.Remove(n.Config.PIDFile))
-	}
+	removeFile(n.Config().PIDFile)
+	n.removePorts(n.Config().PortsDir)
 	return errors.Join(errs...)
 }
 
@@ -241,12 +242,13 @@ func brokerOptions(c *config.Config) broker.Options {
 		NoAuthUser:     c.Auth.NoAuthUser,
 		JetStream:      c.JetStream.Enabled,
 		Mappings:       c.Mappings,
+		Advertise:      c.ClientAdvertise,
 	}
 	if c.Auth.User != "" {
 		o.Users = append(o.Users, broker.User{Name: c.Auth.User, Password: c.Auth.Password})
 	}
 	for _, u := range c.Auth.Users {
-		bu := broker.User{Name: u.Name, Password: u.Password, NKey: u.Nkey}
+		bu := broker.User{Name: u.Name, Password: u.Password, NKey: u.Nkey, ConnTypes: u.ConnTypes}
 		if p := u.Permissions; p != nil {
 			bu.Permissions = &broker.Permissions{
 				Publish:   broker.SubjectPermission(p.Publish),
@@ -260,6 +262,10 @@ func brokerOptions(c *config.Config) broker.Options {
 	}
 	if c.TLS != nil {
 		o.TLS = c.TLS.Config
+		o.TLSOptions = broker.TLSOptions{
+			Timeout: c.TLS.Timeout, Optional: c.AllowNonTLS, First: c.TLS.First, Fallback: c.TLS.Fallback,
+			MapUsers: c.TLS.Map, Pinned: c.TLS.Pinned, RateLimit: c.TLS.RateLimit,
+		}
 	}
 	return o
 }

@@ -1,10 +1,15 @@
 package app
 
-import "os"
-
-// Windows has none of these signals.
-var (
-	reopenSignals  []os.Signal
-	reloadSignals  []os.Signal
-	ignoredSignals []os.Signal
+import (
+	"errors"
+	"os"
+	"syscall"
 )
+
+// Windows has no signals for these.
+var reopenSignals, reloadSignals, lameDuckSignals, ignoredSignals []os.Signal
+
+// signalNumbers is empty, so that --signal is refused.
+var signalNumbers map[string]syscall.Signal
+
+var kill = func(int, syscall.Signal) error { return errors.ErrUnsupported }

@@ -53,6 +53,9 @@ type Options struct {
 	// ConnectURLs are further "host:port" addresses of this server, told to
 	// clients in INFO for reconnecting.
 	ConnectURLs []string
+	// Advertise, if not empty, is the "host:port" under which clients reach this
+	// server from where they are; it replaces what INFO says otherwise.
+	Advertise string
 
 	MaxPayload     int   // octets of header and data of one message; 1 MiB
 	MaxControlLine int   // octets of one protocol line; 4096

@@ -278,14 +278,18 @@ func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
 	if a, ok := s.Addr().(*net.TCPAddr); ok {
 		port = a.Port
 	}
-	urls := set.ConnectURLs
+	host, urls := set.Host, set.ConnectURLs
+	if set.Advertise != "" {
+		host, port = set.advertHost, set.advertPort
+		urls = append([]string{set.Advertise}, urls...)
+	}
 	if lame { // not to come back
 		urls = nil
 	}
 	offered := set.TLS != nil && c.kind == ConnStandard
 	doc, _ := json.Marshal(info{ // can not fail: plain fields
 		ID: s.id, Name: s.Name(), Version: set.Version, Proto: 1, GitCommit: set.GitCommit,
-		Go: runtime.Version(), Host: set.Host, Port: port, Headers: true, Auth: set.auth.required(),
+		Go: runtime.Version(), Host: host, Port: port, Headers: true, Auth: set.auth.required(),
 		TLS: offered && (first || !set.TLSOptions.Optional), TLSOptional: offered && set.TLSOptions.Optional,
 		TLSVerify:  offered && set.TLS.ClientAuth >= tls.RequireAnyClientCert,
 		MaxPayload: set.MaxPayload, JetStream: set.JetStream, ClientID: ci.ID, ClientIP: ci.IP,

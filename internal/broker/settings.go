@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"net"
+	"strconv"
 
 	"petiole/internal/subject/transform"
 )
@@ -14,6 +16,9 @@ type settings struct {
 	Options
 	auth *auth
 	maps *transform.Map // nil: no mappings
+
+	advertHost string // Advertise, taken apart
+	advertPort int
 }
 
 func newSettings(opts Options) (*settings, error) {
@@ -43,6 +48,14 @@ func newSettings(opts Options) (*settings, error) {
 		return nil, fmt.Errorf("max_control_line %d: less than 64 octets", o.MaxControlLine)
 	case o.MaxPending < int64(o.MaxPayload):
 		return nil, fmt.Errorf("max_pending %d: less than max_payload (%d), so that no client could get the largest message", o.MaxPending, o.MaxPayload)
+	}
+	if o.Advertise != "" {
+		host, port, err := net.SplitHostPort(o.Advertise)
+		n, numErr := strconv.Atoi(port)
+		if err != nil || numErr != nil || n < 1 || n > 65535 {
+			return nil, fmt.Errorf("client_advertise %q: not host:port", o.Advertise)
+		}
+		set.advertHost, set.advertPort = host, n
 	}
 	var err error
 	if set.auth, err = newAuth(o); err != nil {

@@ -50,7 +50,12 @@ const (
 	DefaultWriteDeadline  = 10 * time.Second
 	DefaultAuthTimeout    = 2 * time.Second
 	DefaultTLSTimeout     = 2 * time.Second
-	DefaultEdgesPort      = 7423
+	DefaultLameDuck       = 2 * time.Minute
+	DefaultLameDuckGrace  = 10 * time.Second
+	// DefaultTLSFallback is what `handshake_first: auto` waits for a client to
+	// begin TLS before it is sent INFO.
+	DefaultTLSFallback = 50 * time.Millisecond
+	DefaultEdgesPort   = 7423
 )
 
 // Config is a whole configuration with every default filled in.
@@ -63,7 +68,7 @@ type Config struct {
 	ServerName     string        // server_name; empty: the server's id
 	MaxPayload     int           // max_payload, octets of header and data
 	MaxControlLine int           // max_control_line, octets
-	MaxConnections int           // max_connections; 0: none, -1: unlimited
+	MaxConnections int           // max_connections; negative: none
 	MaxSubs        int           // max_subscriptions of one client; 0: unlimited
 	MaxPending     int64         // max_pending, octets queued to one client
 	PingInterval   time.Duration // ping_interval
@@ -77,10 +82,38 @@ type Config struct {
 	JetStream JetStream     // jetstream, store_dir
 	Log       Logging       // debug, trace, logtime, log_file, log_format
 	PIDFile   string        // pid_file; empty: none is written
+	PortsDir  string        // ports_file_dir: where a file that lists the ports is written; empty: none is
+
+	AllowNonTLS     bool          // allow_non_tls: clients may use TLS or not
+	ClientAdvertise string        // client_advertise: "host:port" that clients are told; empty: none
+	LameDuck        time.Duration // lame_duck_duration: over how long a lame duck disconnects clients
+	LameDuckGrace   time.Duration // lame_duck_grace_period: how long it waits before
 
 	Uplink  *Uplink  // hub (edge only); nil: the edge works alone
 	Exports []Export // exports (edge only)
 	Edges   *Edges   // edges (hub only); nil: no edge can connect
+
+	// Warnings are settings that are accepted and have no effect.
+	Warnings []*Problem
+
+	where map[string]position // of every key that is set, by its canonical path
+}
+
+// position is a place in a file.
+type position struct {
+	file string
+	line int
+}
+
+// At returns a problem that stands where key, such as "jetstream.store_dir",
+// is set; if it is not set, in the file as a whole. Keys with several names
+// have the one that the tables list first.
+func (c *Config) At(key string) *Problem {
+	p := &Problem{File: c.Path, Key: key}
+	if w, ok := c.where[key]; ok {
+		p.File, p.Line = w.file, w.line
+	}
+	return p
 }
 
 // Authorization says who may connect. The zero value lets everybody in.
@@ -98,6 +131,7 @@ type User struct {
 	Name        string       // empty if Nkey is set
 	Password    string       // clear, or a bcrypt hash
 	Nkey        string       // public user nkey (U...)
+	ConnTypes   []string     // allowed_connection_types, in capitals; empty: all
 	Permissions *Permissions // nil: everything is allowed
 }
 
@@ -122,18 +156,36 @@ type Responses struct {
 	Expires time.Duration // how long after the request; negative: unlimited
 }
 
-// TLS names the files of a TLS configuration. Relative names are relative to
-// the working directory, as in nats-server.
+// TLS is a TLS configuration. Relative names of files are relative to the
+// working directory, as in nats-server.
 type TLS struct {
 	CertFile string
 	KeyFile  string
+	Certs    []KeyPair     // certs, instead of the two above
 	CAFile   string        // verifies the peer
 	Verify   bool          // a client has to present a certificate of CAFile
 	Timeout  time.Duration // of the handshake
 
+	// For clients only, not for edges:
+	Map       bool            // verify_and_map: the certificate names the user; implies Verify
+	First     bool            // handshake_first: TLS starts before INFO
+	Fallback  time.Duration   // handshake_first: what a client that does not start it waits for INFO; 0: for ever
+	Pinned    map[string]bool // pinned_certs: SHA-256 of public keys, lower-case hex
+	RateLimit int             // connection_rate_limit: handshakes per second; 0: no bound
+
+	MinVersion uint16        // min_version; 0: TLS 1.2
+	Ciphers    []uint16      // cipher_suites; empty: Go's choice
+	Insecure   bool          // allow_insecure_cipher_suites
+	Curves     []tls.CurveID // curve_preferences; empty: Go's choice
+
 	// Config is the loaded result, ready for a server.
 	Config *tls.Config
+	// Digest covers the contents of the files.
+	Digest [32]byte
 }
+
+// KeyPair names the files of a certificate and its key.
+type KeyPair struct{ CertFile, KeyFile string }
 
 // JetStream configures persistence.
 type JetStream struct {
@@ -154,6 +206,11 @@ type Logging struct {
 	Time   bool   // logtime: each line starts with the time
 	File   string // log_file; empty: standard error
 	Format string // "text" or "json"
+	// SizeLimit is the size in octets from which a new log file is begun
+	// (logfile_size_limit); 0: none. MaxFiles is how many are kept, the current
+	// one included (logfile_max_num); 0: all.
+	SizeLimit int64
+	MaxFiles  int
 }
 
 // LevelTrace is the slog level of protocol traces.
@@ -220,6 +277,8 @@ func Default() *Config {
 		PingInterval:   DefaultPingInterval,
 		PingMax:        DefaultPingMax,
 		WriteDeadline:  DefaultWriteDeadline,
+		LameDuck:       DefaultLameDuck,
+		LameDuckGrace:  DefaultLameDuckGrace,
 		Auth:           Authorization{Timeout: DefaultAuthTimeout},
 		JetStream:      JetStream{MaxMemory: -1, MaxStore: -1},
 		Log:            Logging{Time: true, Format: "text"},

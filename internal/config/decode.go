@@ -25,7 +25,8 @@ type value struct {
 	raw  any
 	file string
 	line int
-	key  string // full path
+	key  string // full path, as typed
+	path string // the same with the first of each key's names
 }
 
 // key describes one key of a block: its names (the first is the one that
@@ -35,6 +36,7 @@ type value struct {
 type key struct {
 	names   []string
 	accepts string
+	ignored bool // known to nats-server, and of no consequence here; then accepts says why
 	set     func(d *decoder, v value, accepts string)
 	only    *Program // nil: both programs
 }
@@ -43,6 +45,8 @@ type key struct {
 type decoder struct {
 	program  Program
 	problems []*Problem
+	warnings []*Problem
+	where    map[string]position
 }
 
 func (d *decoder) fail(v value, what, accepts, remedy string) {
@@ -81,7 +85,7 @@ func unwrap(raw any) any {
 // child places raw, found below v under name, or keeps v's place if the parser
 // gave none.
 func child(v value, name string, raw any) value {
-	c := value{raw: raw, file: v.file, line: v.line, key: name}
+	c := value{raw: raw, file: v.file, line: v.line, key: name, path: v.path}
 	if v.key != "" && name != "" {
 		c.key = v.key + "." + name
 	} else if name == "" {
@@ -127,6 +131,18 @@ func (d *decoder) block(v value, keys []key) bool {
 				remedy = fmt.Sprintf("did you mean %q?", near)
 			}
 			d.fail(c, "unknown key", "", remedy)
+			continue
+		}
+		c.path = k.names[0]
+		if v.path != "" {
+			c.path = v.path + "." + c.path
+		}
+		if d.where == nil {
+			d.where = make(map[string]position)
+		}
+		d.where[c.path] = position{c.file, c.line}
+		if k.ignored {
+			d.warnings = append(d.warnings, &Problem{File: c.file, Line: c.line, Key: c.key, What: "has no effect", Remedy: k.accepts})
 			continue
 		}
 		if k.only != nil && *k.only != d.program {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+	"net"
 	"net/url"
 	"os"
 	"regexp"
@@ -34,6 +35,10 @@ func Load(path string, p Program) (*Config, error) {
 	}
 	if len(d.problems) > 0 {
 		return nil, (&Error{Problems: d.problems}).sorted()
+	}
+	cfg.where = d.where
+	if len(d.warnings) > 0 {
+		cfg.Warnings = (&Error{Problems: d.warnings}).sorted().Problems
 	}
 	return cfg, nil
 }
@@ -123,7 +128,12 @@ func topKeys(c *Config) []key {
 		{names: []string{"server_name"}, accepts: "a name without blanks", set: nameKey(&c.ServerName)},
 		{names: []string{"max_payload"}, accepts: "octets, 1 to 64MB", set: intKey(&c.MaxPayload, 1, 64<<20)},
 		{names: []string{"max_control_line"}, accepts: "octets, 64 to 64MB", set: intKey(&c.MaxControlLine, 64, 64<<20)},
-		{names: []string{"max_connections", "max_conn"}, accepts: "a number of clients, or -1 for no bound", set: intKey(&c.MaxConnections, -1, math.MaxInt32)},
+		{names: []string{"max_connections", "max_conn"}, accepts: "a number of clients; 0 or -1 for none", set: func(d *decoder, v value, accepts string) {
+			intKey(&c.MaxConnections, -1, math.MaxInt32)(d, v, accepts)
+			if c.MaxConnections == 0 { // as with nats-server
+				c.MaxConnections = -1
+			}
+		}},
 		{names: []string{"max_subscriptions", "max_subs"}, accepts: "a number for each client, or 0 for no bound", set: intKey(&c.MaxSubs, 0, math.MaxInt32)},
 		{names: []string{"max_pending"}, accepts: "octets, such as 64MB", set: intKey(&c.MaxPending, 1, math.MaxInt64)},
 		{names: []string{"ping_interval"}, accepts: `a duration such as "2m", or seconds`, set: durationKey(&c.PingInterval, time.Millisecond)},
@@ -132,33 +142,61 @@ func topKeys(c *Config) []key {
 		{names: []string{"authorization"}, accepts: "a block { user, password } or { token } or { users: [...] }", set: c.authorization},
 		{names: []string{"no_auth_user"}, accepts: "a name from authorization.users", set: nonEmpty(&c.Auth.NoAuthUser)},
 		{names: []string{"mappings", "maps"}, accepts: "a block { SUBJECT: DESTINATION, SUBJECT: [ { destination, weight }, ... ] }", set: c.mappings},
-		{names: []string{"tls"}, accepts: "a block { cert_file, key_file, ca_file }", set: serverTLSKey(&c.TLS)},
+		{names: []string{"tls"}, accepts: "a block { cert_file, key_file, ca_file, ... }", set: serverTLSKey(&c.TLS, clientTLSKeys)},
+		{names: []string{"allow_non_tls"}, accepts: "true or false", set: boolKey(&c.AllowNonTLS)},
+		{names: []string{"client_advertise"}, accepts: `"host:port"`, set: func(d *decoder, v value, accepts string) {
+			s, _ := v.raw.(string)
+			host, port, err := net.SplitHostPort(s)
+			n, err2 := strconv.ParseInt(port, 10, 32)
+			if err != nil || err2 != nil || host == "" || n < 1 || n > 65535 {
+				d.wrong(v, accepts)
+				return
+			}
+			c.ClientAdvertise = s
+		}},
+		{names: []string{"lame_duck_duration"}, accepts: `a duration of at least "30s"`, set: durationKey(&c.LameDuck, 30*time.Second)},
+		{names: []string{"lame_duck_grace_period"}, accepts: `a duration such as "10s"`, set: durationKey(&c.LameDuckGrace, 0)},
 		{names: []string{"jetstream"}, accepts: "true, false, or a block { store_dir, max_mem, max_file, sync_interval }", set: c.jetstream},
 		{names: []string{"store_dir", "storedir"}, accepts: "a directory", set: nonEmpty(&c.JetStream.StoreDir)},
 		{names: []string{"debug"}, accepts: "true or false", set: boolKey(&c.Log.Debug)},
 		{names: []string{"trace"}, accepts: "true or false", set: boolKey(&c.Log.Trace)},
 		{names: []string{"logtime"}, accepts: "true or false", set: boolKey(&c.Log.Time)},
 		{names: []string{"log_file", "logfile"}, accepts: "a file name", set: nonEmpty(&c.Log.File)},
+		{names: []string{"logfile_size_limit", "log_size_limit"}, accepts: "octets, such as 100MB; 0 for no bound", set: intKey(&c.Log.SizeLimit, 0, math.MaxInt64)},
+		{names: []string{"logfile_max_num", "log_max_num"}, accepts: "a number of files, the current one included; 0 for no bound", set: intKey(&c.Log.MaxFiles, 0, math.MaxInt32)},
 		{names: []string{"log_format"}, accepts: "text or json", set: enumKey(&c.Log.Format, "text", "json")},
 		{names: []string{"pid_file", "pidfile"}, accepts: "a file name", set: nonEmpty(&c.PIDFile)},
+		{names: []string{"ports_file_dir"}, accepts: "a directory", set: nonEmpty(&c.PortsDir)},
 		{names: []string{"hub"}, accepts: "a block { urls, user, password, nkey_seed_file, tls }", set: c.uplink, only: only(Edge)},
 		{names: []string{"exports"}, accepts: "a list of { stream: NAME, to: NAME }", set: c.exports, only: only(Edge)},
 		{names: []string{"edges"}, accepts: "a block { listen, tls, users }", set: c.edges, only: only(Hub)},
 	}
+	keys = append(keys, ignored(topIgnored)...)
 	return append(keys, unsupported(topUnsupported)...)
+}
+
+// topIgnored are nats-server's top-level keys that tune what is not there, so
+// that leaving them out changes nothing; with the reason.
+var topIgnored = map[string]string{
+	"connect_error_reports":   "there are no routes to report on",
+	"reconnect_error_reports": "there are no routes to report on",
+	"default_js_domain":       "there are no domains",
+	"disable_sublist_cache":   "lookups are cached for each client",
+	"no_sublist_cache":        "lookups are cached for each client",
+	"max_closed_clients":      "no list of closed clients is kept",
+	"max_traced_msg_len":      "payloads are not traced",
+	"no_sys_acc":              "there is no system account",
+	"no_system":               "there is no system account",
+	"no_system_account":       "there is no system account",
+	"prof_block_rate":         "there is no profiling port",
 }
 
 // topUnsupported are nats-server's top-level keys that Petiole refuses, with
 // what to do instead.
 var topUnsupported = map[string]string{
 	"accounts":                 "remove it: there is one account for all clients; limit users with permissions",
-	"allow_non_tls":            "remove it: with tls every client has to use it",
-	"client_advertise":         "remove it: clients use the addresses they were given",
 	"cluster":                  "remove it: each program runs as one node; edges reach a hub through `hub { urls }`",
-	"connect_error_reports":    "remove it",
-	"default_js_domain":        "remove it",
 	"default_sentinel":         "remove it",
-	"disable_sublist_cache":    "remove it",
 	"feature_flags":            "remove it",
 	"gateway":                  "remove it: each program runs as one node",
 	"http":                     "remove it: `edge status` asks a running server",
@@ -166,37 +204,22 @@ var topUnsupported = map[string]string{
 	"http_port":                "remove it: `edge status` asks a running server",
 	"https":                    "remove it: `edge status` asks a running server",
 	"https_port":               "remove it: `edge status` asks a running server",
-	"lame_duck_duration":       "remove it: a stop takes as long as its last checkpoint",
-	"lame_duck_grace_period":   "remove it: a stop takes as long as its last checkpoint",
 	"leaf":                     "use `hub { urls }` at the edge and `edges { listen }` at the hub",
 	"leafnodes":                "use `hub { urls }` at the edge and `edges { listen }` at the hub",
-	"log_max_num":              "remove it: rotate the log from outside",
-	"log_size_limit":           "remove it: rotate the log from outside",
-	"logfile_max_num":          "remove it: rotate the log from outside",
-	"logfile_size_limit":       "remove it: rotate the log from outside",
 	"logtime_utc":              "remove it: log times carry their offset",
-	"max_closed_clients":       "remove it",
 	"max_sub_tokens":           "remove it",
 	"max_subscription_tokens":  "remove it",
-	"max_traced_msg_len":       "remove it",
 	"monitor_port":             "remove it: `edge status` asks a running server",
 	"mqtt":                     "remove it: clients speak the NATS protocol",
 	"no_fast_producer_stall":   "remove it",
 	"no_header_support":        "remove it: headers are always there",
-	"no_sublist_cache":         "remove it",
-	"no_sys_acc":               "remove it: there is no system account",
-	"no_system":                "remove it: there is no system account",
-	"no_system_account":        "remove it: there is no system account",
 	"ocsp":                     "remove it",
 	"ocsp_cache":               "remove it",
 	"operator":                 "use `authorization { users }`",
 	"operators":                "use `authorization { users }`",
-	"ports_file_dir":           "remove it: `edge status` tells the ports",
-	"prof_block_rate":          "remove it",
 	"prof_port":                "remove it",
 	"proxies":                  "remove it",
 	"proxy_protocol":           "remove it",
-	"reconnect_error_reports":  "remove it",
 	"remote_syslog":            "use `log_file`, or let the service manager collect standard error",
 	"resolver":                 "use `authorization { users }`",
 	"account_resolver":         "use `authorization { users }`",
@@ -226,6 +249,14 @@ func unsupported(names map[string]string) []key {
 	keys := make([]key, 0, len(names))
 	for name, remedy := range names {
 		keys = append(keys, key{names: []string{name}, accepts: remedy})
+	}
+	return keys
+}
+
+func ignored(names map[string]string) []key {
+	keys := make([]key, 0, len(names))
+	for name, why := range names {
+		keys = append(keys, key{names: []string{name}, accepts: why, ignored: true})
 	}
 	return keys
 }
@@ -281,6 +312,8 @@ func (c *Config) authorization(d *decoder, v value, _ string) {
 		d.fail(v, "users excludes user and token", "", "move that login into users")
 	case a.User == "" && a.Password != "":
 		d.fail(v, "password without user", "", "add user")
+	case a.User != "" && a.Password == "":
+		d.fail(v, "user without password", "", "add password")
 	}
 	names := make(map[string]bool)
 	for i := range a.Users {
@@ -305,12 +338,28 @@ func userKeys(u *User) []key {
 		{names: []string{"password", "pass"}, accepts: "a password or its bcrypt hash", set: nonEmpty(&u.Password)},
 		{names: []string{"nkey"}, accepts: "a public user nkey (U...)", set: nkeyKey(&u.Nkey)},
 		{names: []string{"permissions", "permission", "authorization"}, accepts: "a block { publish, subscribe }", set: permissionsKey(&u.Permissions)},
+		{names: []string{"allowed_connection_types", "connection_types", "clients"}, accepts: connTypesAccepted, set: connTypesKey(&u.ConnTypes)},
 	}, unsupported(map[string]string{
-		"allowed_connection_types": "remove it",
-		"connection_types":         "remove it",
-		"clients":                  "remove it",
-		"proxy_required":           "remove it",
+		"proxy_required": "remove it",
 	})...)
+}
+
+const connTypesAccepted = "STANDARD, IN_PROCESS, WEBSOCKET, MQTT, MQTT_WS, LEAFNODE or LEAFNODE_WS, or a list of them"
+
+// connTypesKey stores ways of connecting, nats-server's names. Of those only
+// the first two exist here; a user that may use others only cannot connect.
+func connTypesKey(to *[]string) func(*decoder, value, string) {
+	return func(d *decoder, v value, accepts string) {
+		d.list(v, func(item value) {
+			s, ok := item.raw.(string)
+			s = strings.ToUpper(s)
+			if !ok || !slices.Contains([]string{"STANDARD", "IN_PROCESS", "WEBSOCKET", "MQTT", "MQTT_WS", "LEAFNODE", "LEAFNODE_WS"}, s) {
+				d.wrong(item, accepts)
+				return
+			}
+			*to = append(*to, s)
+		})
+	}
 }
 
 func permissionsKey(to **Permissions) func(*decoder, value, string) {
@@ -429,50 +478,6 @@ func (c *Config) jetstream(d *decoder, v value, accepts string) {
 	}
 }
 
-// tlsKeys are those of a listener.
-func tlsKeys(t *TLS) []key {
-	return append([]key{
-		{names: []string{"cert_file"}, accepts: "a PEM file", set: nonEmpty(&t.CertFile)},
-		{names: []string{"key_file"}, accepts: "a PEM file", set: nonEmpty(&t.KeyFile)},
-		{names: []string{"ca_file"}, accepts: "a PEM file", set: nonEmpty(&t.CAFile)},
-		{names: []string{"verify"}, accepts: "true or false", set: boolKey(&t.Verify)},
-		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&t.Timeout, time.Millisecond)},
-	}, unsupported(map[string]string{
-		"allow_insecure_cipher_suites":     "remove it",
-		"ca_certs_match":                   "remove it",
-		"cert_match":                       "use cert_file and key_file",
-		"cert_match_by":                    "use cert_file and key_file",
-		"cert_match_skip_invalid":          "use cert_file and key_file",
-		"cert_store":                       "use cert_file and key_file",
-		"certificates":                     "use cert_file and key_file",
-		"certs":                            "use cert_file and key_file",
-		"cipher_suites":                    "remove it: TLS 1.2 and 1.3 with Go's choice of suites",
-		"connection_rate_limit":            "remove it",
-		"curve_preferences":                "remove it",
-		"first":                            "remove it: TLS starts after INFO",
-		"handshake_first":                  "remove it: TLS starts after INFO",
-		"immediate":                        "remove it: TLS starts after INFO",
-		"insecure":                         "use ca_file",
-		"min_version":                      "remove it: TLS 1.2 is the lowest",
-		"ocsp_peer":                        "remove it",
-		"pinned_certs":                     "use ca_file",
-		"verify_and_map":                   "use verify, with users and passwords",
-		"verify_cert_and_check_known_urls": "use verify",
-	})...)
-}
-
-func serverTLSKey(to **TLS) func(*decoder, value, string) {
-	return func(d *decoder, v value, _ string) {
-		t := &TLS{Timeout: DefaultTLSTimeout}
-		before := len(d.problems)
-		if !d.block(v, tlsKeys(t)) || len(d.problems) > before {
-			return
-		}
-		t.load(d, v)
-		*to = t
-	}
-}
-
 // uplink decodes the edge's hub block.
 func (c *Config) uplink(d *decoder, v value, _ string) {
 	u := &Uplink{}
@@ -584,7 +589,7 @@ func (c *Config) edges(d *decoder, v value, _ string) {
 		{names: []string{"listen"}, accepts: `"host:port" or a UDP port, 1 to 65535, or -1 for one the system chooses`, set: listenKey(&e.Host, &e.Port)},
 		{names: []string{"host", "net"}, accepts: "a host name or address", set: nonEmpty(&e.Host)},
 		{names: []string{"port"}, accepts: "1 to 65535, or -1 for one the system chooses", set: portKey(&e.Port)},
-		{names: []string{"tls"}, accepts: "a block { cert_file, key_file, ca_file }", set: serverTLSKey(&e.TLS)},
+		{names: []string{"tls"}, accepts: "a block { cert_file, key_file, ca_file }", set: serverTLSKey(&e.TLS, tlsKeys)},
 		{names: []string{"users"}, accepts: "a list of { user, password, streams } or { nkey, streams }", set: func(d *decoder, v value, _ string) {
 			d.list(v, func(item value) {
 				var u EdgeUser
@@ -617,11 +622,27 @@ func (c *Config) edges(d *decoder, v value, _ string) {
 
 // check looks at settings that only make sense together.
 func (d *decoder) check(c *Config) {
-	at := func(key string) value { return value{file: c.Path, key: key} }
+	at := func(key string) value {
+		if w, ok := d.where[key]; ok {
+			return value{file: w.file, line: w.line, key: key}
+		}
+		return value{file: c.Path, key: key}
+	}
 	if int64(c.MaxPayload) > c.MaxPending {
 		d.fail(at("max_payload"), fmt.Sprintf("%d is more than max_pending (%d), so the largest message could never be delivered", c.MaxPayload, c.MaxPending), "", "raise max_pending")
 	}
-	if name := c.Auth.NoAuthUser; name != "" && !slices.ContainsFunc(c.Auth.Users, func(u User) bool { return u.Name == name }) {
+	if c.LameDuckGrace >= c.LameDuck {
+		d.fail(at("lame_duck_grace_period"), fmt.Sprintf("%v is not less than lame_duck_duration (%v)", c.LameDuckGrace, c.LameDuck), "", "shorten it")
+	}
+	if c.AllowNonTLS && c.TLS == nil {
+		d.fail(at("allow_non_tls"), "there is no TLS to choose", "", "add a `tls` block, or remove it")
+	}
+	for _, u := range c.Auth.Users {
+		if u.Name != "" && u.Password == "" && u.Name != c.Auth.NoAuthUser && (c.TLS == nil || !c.TLS.Map) {
+			d.fail(at("authorization.users"), fmt.Sprintf("user %q has no password, so nobody can log in as that user", u.Name), "", "give the user one, use nkey, or let certificates name users with `tls { verify_and_map }`")
+		}
+	}
+	if name := c.Auth.NoAuthUser; name != "" && !slices.ContainsFunc(c.Auth.Users, func(u User) bool { return u.Name == name || u.Nkey == name }) {
 		d.fail(at("no_auth_user"), fmt.Sprintf("there is no user %q", name), "a name from authorization.users", "")
 	}
 	if len(c.Exports) > 0 && !c.JetStream.Enabled {

@@ -97,12 +97,17 @@ func TestLoadEdge(t *testing.T) {
 		JetStream: JetStream{Enabled: true, StoreDir: "/var/lib/petiole", MaxMemory: 256 << 20, MaxStore: 10 << 30, SyncInterval: 250 * time.Millisecond},
 		Log:       Logging{Debug: true, File: "/var/log/edge.log", Format: "json"},
 		PIDFile:   "/run/edge.pid",
+		LameDuck:  DefaultLameDuck, LameDuckGrace: DefaultLameDuckGrace,
 		Uplink: &Uplink{
 			URLs: []string{"quic://hub-a:7423", "quic://[::1]:7423"}, User: "plant", Password: "s3cret",
 			CAFile: ca, ServerName: "hub.example", Pinned: "sha256:ab" + strings.Repeat("0", 62),
 		},
 		Exports: []Export{{"READINGS", "PLANT"}, {"SALES", "SALES"}},
 	}
+	if at := got.At("jetstream.sync_interval"); at.File != path || at.Line != 25 {
+		t.Errorf("sync_interval is at %+v", at)
+	}
+	got.where = nil
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", got, want)
 	}
@@ -247,7 +252,7 @@ func TestMistakes(t *testing.T) {
 		{
 			name: "exports without jetstream",
 			text: "exports: [{stream: A}]\n",
-			want: []string{"FILE: exports: streams can only be exported with JetStream; add `jetstream { store_dir: ... }`"},
+			want: []string{"FILE:1: exports: streams can only be exported with JetStream; add `jetstream { store_dir: ... }`"},
 		},
 		{
 			name: "export of an impossible stream, and one twice",
@@ -275,7 +280,7 @@ func TestMistakes(t *testing.T) {
 		{
 			name: "payload above pending",
 			text: "max_payload: 2MB\nmax_pending: 1MB\n",
-			want: []string{"FILE: max_payload: 2097152 is more than max_pending (1048576), so the largest message could never be delivered; raise max_pending"},
+			want: []string{"FILE:1: max_payload: 2097152 is more than max_pending (1048576), so the largest message could never be delivered; raise max_pending"},
 		},
 		{
 			name: "syntax",

@@ -1,0 +1,167 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"strings"
+
+	"petiole/internal/config"
+)
+
+// setting is a part of the configuration that a reload looks at: what the file
+// calls it, and where it is.
+type setting struct {
+	key string
+	// restart marks what only a new process can change.
+	restart bool
+	of      func(*config.Config) any
+}
+
+// settings cover the whole configuration; a test holds them against it.
+var settings = []setting{
+	{"listen", true, func(c *config.Config) any { return [2]any{c.Host, c.Port} }},
+	{"server_name", true, func(c *config.Config) any { return c.ServerName }},
+	{"jetstream", true, func(c *config.Config) any { return c.JetStream.Enabled }},
+	{"jetstream.store_dir", true, func(c *config.Config) any { return c.JetStream.StoreDir }},
+	{"jetstream.max_mem", true, func(c *config.Config) any { return c.JetStream.MaxMemory }},
+	{"jetstream.max_file", true, func(c *config.Config) any { return c.JetStream.MaxStore }},
+	{"jetstream.sync_interval", true, func(c *config.Config) any { return c.JetStream.SyncInterval }},
+	{"log_format", true, func(c *config.Config) any { return c.Log.Format }},
+	{"log_file", true, func(c *config.Config) any { return c.Log.File == "" }}, // to or from standard error
+	{"hub", true, func(c *config.Config) any { return c.Uplink }},
+	{"exports", true, func(c *config.Config) any { return c.Exports }},
+	{"edges", true, func(c *config.Config) any {
+		if c.Edges == nil || c.Edges.TLS == nil {
+			return c.Edges
+		}
+		e, t := *c.Edges, *c.Edges.TLS
+		t.Config = nil // Digest has what is in it
+		e.TLS = &t
+		return &e
+	}},
+
+	{"max_payload", false, func(c *config.Config) any { return c.MaxPayload }},
+	{"max_control_line", false, func(c *config.Config) any { return c.MaxControlLine }},
+	{"max_connections", false, func(c *config.Config) any { return c.MaxConnections }},
+	{"max_subscriptions", false, func(c *config.Config) any { return c.MaxSubs }},
+	{"max_pending", false, func(c *config.Config) any { return c.MaxPending }},
+	{"ping_interval", false, func(c *config.Config) any { return c.PingInterval }},
+	{"ping_max", false, func(c *config.Config) any { return c.PingMax }},
+	{"write_deadline", false, func(c *config.Config) any { return c.WriteDeadline }},
+	{"mappings", false, func(c *config.Config) any { return c.Mappings }},
+	{"authorization", false, func(c *config.Config) any {
+		a := c.Auth
+		a.NoAuthUser = ""
+		return a
+	}},
+	{"no_auth_user", false, func(c *config.Config) any { return c.Auth.NoAuthUser }},
+	{"tls", false, func(c *config.Config) any {
+		if c.TLS == nil {
+			return c.TLS
+		}
+		t := *c.TLS
+		t.Config = nil
+		return &t
+	}},
+	{"allow_non_tls", false, func(c *config.Config) any { return c.AllowNonTLS }},
+	{"client_advertise", false, func(c *config.Config) any { return c.ClientAdvertise }},
+	{"lame_duck_duration", false, func(c *config.Config) any { return c.LameDuck }},
+	{"lame_duck_grace_period", false, func(c *config.Config) any { return c.LameDuckGrace }},
+	{"debug", false, func(c *config.Config) any { return c.Log.Debug }},
+	{"trace", false, func(c *config.Config) any { return c.Log.Trace }},
+	{"logtime", false, func(c *config.Config) any { return c.Log.Time }},
+	{"log_file", false, func(c *config.Config) any { return c.Log.File }},
+	{"logfile_size_limit", false, func(c *config.Config) any { return c.Log.SizeLimit }},
+	{"logfile_max_num", false, func(c *config.Config) any { return c.Log.MaxFiles }},
+	{"pid_file", false, func(c *config.Config) any { return c.PIDFile }},
+	{"ports_file_dir", false, func(c *config.Config) any { return c.PortsDir }},
+}
+
+// errNoFile says that there is nothing to reload.
+var errNoFile = errors.New("there is no configuration file to reload; name one with -c at the start")
+
+// Reload makes the node run with next, as far as that is possible without a
+// restart, and returns the keys of what has changed. If something changed that
+// needs a restart, the error names every such key with its place, and the node
+// runs on as it was; likewise if anything of next cannot be had.
+func (n *Node) Reload(next *config.Config) (changed []string, err error) {
+	n.reloading.Lock()
+	defer n.reloading.Unlock()
+	cur := n.conf.Load()
+	if next.JetStream.StoreDir == "" && next.JetStream.Enabled {
+		if next.JetStream.StoreDir, err = defaultStoreDir(n.program.Program); err != nil {
+			return nil, Exit(ExitConfig, err)
+		}
+	}
+	var refused []*config.Problem
+	for _, s := range settings {
+		if reflect.DeepEqual(s.of(cur), s.of(next)) {
+			continue
+		}
+		if s.restart {
+			p := next.At(s.key)
+			p.What, p.Remedy = "can not change while the program runs", "restart it, or put back what was there; nothing is reloaded"
+			refused = append(refused, p)
+		} else {
+			changed = append(changed, s.key)
+		}
+	}
+	if len(refused) > 0 {
+		return nil, &config.Error{Problems: refused}
+	}
+
+	// What may fail comes first, and is put back if something after it fails.
+	if next.PIDFile != cur.PIDFile {
+		if err := writePID(next.PIDFile); err != nil {
+			return nil, err
+		}
+	}
+	undo := func() {
+		if next.PIDFile != cur.PIDFile {
+			removeFile(next.PIDFile)
+		}
+	}
+	opts := brokerOptions(next)
+	opts.Host, opts.Port = "", 0 // as they are
+	if n.log != nil {
+		if err := n.log.set(next.Log); err != nil {
+			undo()
+			return nil, fmt.Errorf("%w; check log_file", err)
+		}
+	}
+	if err := n.Broker.Reload(opts); err != nil {
+		undo()
+		if n.log != nil {
+			_ = n.log.set(cur.Log) // it was there a moment ago
+		}
+		return nil, Exit(ExitConfig, err)
+	}
+	n.conf.Store(next)
+	if next.PIDFile != cur.PIDFile {
+		removeFile(cur.PIDFile)
+	}
+	if next.PortsDir != cur.PortsDir {
+		n.removePorts(cur.PortsDir)
+		if err := n.writePorts(next.PortsDir); err != nil {
+			n.Log.Error("ports file not written", "error", err)
+		}
+	}
+	return changed, nil
+}
+
+// fullPath names a file in full: whoever reads it may be in another directory
+// than the program.
+func fullPath(path string) string {
+	if path == "" {
+		return ""
+	}
+	if full, err := filepath.Abs(path); err == nil {
+		return full
+	}
+	return path
+}
+
+// lines are the lines of an error that may have several.
+func lines(err error) []string { return strings.Split(err.Error(), "\n") }

@@ -1,0 +1,307 @@
+//go:build !windows
+
+package app
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+
+	"petiole/internal/config"
+)
+
+// TestSettingsCoverTheConfiguration changes each field of the configuration and
+// wants a setting that notices.
+func TestSettingsCoverTheConfiguration(t *testing.T) {
+	skip := map[string]bool{"Path": true, "Warnings": true, "TLS.Config": true, "Edges.TLS.Config": true}
+	var walk func(path string, get func(*config.Config) reflect.Value)
+	walk = func(path string, get func(*config.Config) reflect.Value) {
+		if skip[path] {
+			return
+		}
+		full := func() *config.Config {
+			c := config.Default()
+			c.TLS, c.Uplink, c.Edges = &config.TLS{}, &config.Uplink{}, &config.Edges{TLS: &config.TLS{}}
+			return c
+		}
+		a, b := full(), full()
+		v := get(b)
+		if v.Kind() == reflect.Pointer {
+			v = v.Elem()
+		}
+		switch v.Kind() {
+		case reflect.Struct:
+			for i := range v.NumField() {
+				if f := v.Type().Field(i); f.IsExported() {
+					walk(strings.TrimPrefix(path+"."+f.Name, "."), func(c *config.Config) reflect.Value {
+						v := get(c)
+						if v.Kind() == reflect.Pointer {
+							v = v.Elem()
+						}
+						return v.Field(i)
+					})
+				}
+			}
+			return
+		case reflect.Bool:
+			v.SetBool(!v.Bool())
+		case reflect.String:
+			v.SetString(v.String() + "x")
+		case reflect.Int, reflect.Int64:
+			v.SetInt(v.Int() + 1)
+		case reflect.Uint16:
+			v.SetUint(v.Uint() + 1)
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		case reflect.Map:
+			v.Set(reflect.MakeMap(v.Type()))
+			v.SetMapIndex(reflect.New(v.Type().Key()).Elem(), reflect.New(v.Type().Elem()).Elem())
+		case reflect.Array:
+			v.Index(0).SetUint(1)
+		default:
+			t.Fatalf("%s is a %s: teach this test", path, v.Kind())
+		}
+		if !slices.ContainsFunc(settings, func(s setting) bool { return !reflect.DeepEqual(s.of(a), s.of(b)) }) {
+			t.Errorf("a change of %s is not noticed", path)
+		}
+	}
+	walk("", func(c *config.Config) reflect.Value { return reflect.ValueOf(c).Elem() })
+}
+
+// startNode starts a node with a configuration file.
+func startNode(t *testing.T, text string) (n *Node, load func(text string) (*config.Config, error), log *lockedBuffer) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "edge.conf")
+	load = func(text string) (*config.Config, error) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return config.Load(path, config.Edge)
+	}
+	cfg, err := load(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log = new(lockedBuffer)
+	l, err := newLogger(cfg.Log, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err = Start(Program{Program: config.Edge}, cfg, l.Logger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.log = l
+	t.Cleanup(func() {
+		if err := n.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n, load, log
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+const head = "listen: \"127.0.0.1:-1\"\n"
+
+func TestReloadApplies(t *testing.T) {
+	dir := t.TempDir()
+	n, load, log := startNode(t, head+fmt.Sprintf("pid_file: %q\nports_file_dir: %q\n", dir+"/a.pid", dir))
+	pid := func(name string) bool {
+		_, err := os.Stat(filepath.Join(dir, name))
+		return err == nil
+	}
+	if text, err := os.ReadFile(portsFile(dir)); err != nil || string(text) != fmt.Sprintf(`{"nats":[%q]}`, n.Broker.ClientURL()) {
+		t.Errorf("ports file: %s, %v", text, err)
+	}
+	n.Log.Debug("unseen")
+	next, err := load(head + fmt.Sprintf(`
+		pid_file: %q
+		debug: true
+		max_payload: 2
+		max_connections: 7
+		mappings { a: b }
+		authorization { user: u, password: p }
+		server_tags_are_unknown = 3
+	`, dir+"/b.pid"))
+	if err == nil {
+		t.Fatal("an unknown key is accepted")
+	}
+	next, err = load(head + fmt.Sprintf(`
+		pid_file: %q
+		debug: true
+		max_payload: 2
+		max_connections: 7
+		mappings { a: b }
+		authorization { user: u, password: p }
+		max_closed_clients: 5
+	`, dir+"/b.pid"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed, err := n.Reload(next)
+	want := []string{"max_payload", "max_connections", "mappings", "authorization", "debug", "pid_file", "ports_file_dir"}
+	if err != nil || !slices.Equal(changed, want) {
+		t.Errorf("changed %q, %v; want %q", changed, err, want)
+	}
+	n.Log.Debug("seen")
+	if text := log.String(); strings.Contains(text, "unseen") || !strings.Contains(text, "msg=seen") {
+		t.Errorf("log: %s", text)
+	}
+	if pid("a.pid") || !pid("b.pid") {
+		t.Error("the pid file did not move")
+	}
+	if _, err := os.Stat(portsFile(dir)); err == nil {
+		t.Error("the ports file is still there")
+	}
+	if nc, err := nats.Connect(n.Broker.ClientURL()); err == nil {
+		nc.Close()
+		t.Error("nobody needs to log in")
+	}
+	nc, err := nats.Connect(n.Broker.ClientURL(), nats.UserInfo("u", "p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if nc.MaxPayload() != 2 {
+		t.Errorf("max_payload %d", nc.MaxPayload())
+	}
+	if changed, err := n.Reload(next); err != nil || len(changed) != 0 {
+		t.Errorf("the same again changes %q, %v", changed, err)
+	}
+}
+
+func TestReloadRefuses(t *testing.T) {
+	n, load, _ := startNode(t, head+"server_name: a\nmax_payload: 100\n")
+	before := n.Config()
+	next, err := load("max_payload: 7\nlisten: \"127.0.0.1:4999\"\njetstream {\n  store_dir: /nowhere\n}\n\nexports: [ X ]\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = n.Reload(next)
+	const what = ": can not change while the program runs; restart it, or put back what was there; nothing is reloaded"
+	want := strings.Join([]string{
+		"FILE:2: listen" + what,
+		"FILE: server_name" + what,
+		"FILE:3: jetstream" + what,
+		"FILE:4: jetstream.store_dir" + what,
+		"FILE:7: exports" + what,
+	}, "\n")
+	if err == nil || strings.ReplaceAll(err.Error(), next.Path, "FILE") != want {
+		t.Errorf("got\n%v\nwant\n%s", err, want)
+	}
+	if ExitCode(err) != ExitConfig {
+		t.Errorf("exit code %d", ExitCode(err))
+	}
+	// What cannot be had leaves everything as it was, too.
+	for _, text := range []string{
+		head + "server_name: a\nmax_payload: 7\npid_file: /does/not/exist/x.pid\n",
+	} {
+		if next, err = load(text); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := n.Reload(next); err == nil {
+			t.Errorf("reloaded %q", text)
+		}
+	}
+	nc, err := nats.Connect(n.Broker.ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if nc.MaxPayload() != 100 || n.Config() != before {
+		t.Errorf("something changed: max_payload %d", nc.MaxPayload())
+	}
+	n.reload(func() (*config.Config, error) { return nil, errors.New("x") })
+}
+
+func TestLogRotation(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.log")
+	l, err := openLog(config.Logging{File: path, SizeLimit: 100, MaxFiles: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := path + ".not-one-of-them"
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	line := []byte(strings.Repeat("x", 39) + "\n")
+	for range 20 {
+		if n, err := l.Write(line); n != len(line) || err != nil {
+			t.Fatal(n, err)
+		}
+	}
+	old, err := rotated(path)
+	if err != nil || len(old) != 2 {
+		t.Fatalf("%q, %v", old, err)
+	}
+	for _, name := range append(old, path) {
+		text, err := os.ReadFile(name)
+		if err != nil || len(text) != 80 {
+			t.Errorf("%s: %d octets, %v", name, len(text), err)
+		}
+	}
+	if _, err := os.Stat(other); err != nil {
+		t.Error(err)
+	}
+	// A line longer than the limit is written, in a file of its own.
+	if _, err := l.Write(bytes.Repeat([]byte("y"), 500)); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(path); err != nil || len(text) != 500 {
+		t.Errorf("%d octets, %v", len(text), err)
+	}
+	// Without a limit nothing moves; another name is another file.
+	next := filepath.Join(filepath.Dir(path), "next.log")
+	if err := l.set(config.Logging{File: next}); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		_, _ = l.Write(line)
+	}
+	if text, err := os.ReadFile(next); err != nil || len(text) != 800 {
+		t.Errorf("%d octets, %v", len(text), err)
+	}
+	if err := l.set(config.Logging{File: "/does/not/exist/x.log"}); err == nil {
+		t.Error("a file that cannot be")
+	}
+	if _, err := l.Write(line); err != nil {
+		t.Errorf("after that: %v", err)
+	}
+}
+
+func TestReadPID(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "p")
+	if err := os.WriteFile(file, []byte("42\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for s, want := range map[string]int{"17": 17, file: 42, "x": 0, "-1": 0, "": 0} {
+		if got, err := readPID(s); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v", s, got, err)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"petiole/internal/admin"
+)
+
+// sendSignal does what --signal COMMAND or --signal COMMAND=PID says; PID may
+// be a file that holds it. Without one, the process is the one that the pid
+// file names which -P or the configuration has, or the one that answers at the
+// admin socket, or else the only one of the program's name.
+func (f *Flags) sendSignal(cmd *cobra.Command) error {
+	name, which, given := strings.Cut(f.Signal, "=")
+	sig, ok := signalNumbers[name]
+	if !ok {
+		return Exit(ExitUsage, fmt.Errorf("unknown signal %q; accepted: %s, each alone or with =PID or =PIDFILE", name,
+			strings.Join(slices.Sorted(maps.Keys(signalNumbers)), ", ")))
+	}
+	pid, err := 0, error(nil)
+	if given {
+		pid, err = readPID(which)
+	} else {
+		pid, err = f.findProcess(cmd)
+	}
+	if err != nil {
+		return err
+	}
+	if err := kill(pid, sig); err != nil {
+		if errors.Is(err, syscall.ESRCH) {
+			return Exit(ExitUnavailable, fmt.Errorf("signal %q %d: no such process", name, pid))
+		}
+		return Exit(ExitFailure, fmt.Errorf("signal %q %d: %w", name, pid, err))
+	}
+	return nil
+}
+
+// readPID takes a process id, or the name of a file that holds one.
+func readPID(s string) (int, error) {
+	if text, err := os.ReadFile(s); err == nil {
+		s = strings.TrimSpace(string(text))
+	}
+	pid, err := strconv.Atoi(s)
+	if err != nil || pid <= 0 {
+		return 0, Exit(ExitUsage, fmt.Errorf("invalid pid: %s", s))
+	}
+	return pid, nil
+}
+
+// findProcess finds the running program.
+func (f *Flags) findProcess(cmd *cobra.Command) (int, error) {
+	name := f.program.Program.String()
+	given := cmd.Flags().Changed
+	if given("config") || given("store_dir") || given("pid") {
+		cfg, err := f.Load(cmd)
+		if err != nil {
+			return 0, err
+		}
+		if cfg.PIDFile != "" {
+			if _, err := os.Stat(cfg.PIDFile); err == nil {
+				return readPID(cfg.PIDFile)
+			}
+		}
+		if path, err := f.SocketPath(cmd); err == nil && cfg.JetStream.Enabled || given("store_dir") {
+			if st, err := admin.Ask(cmd.Context(), path); err == nil {
+				return st.PID, nil
+			}
+		}
+		return 0, Exit(ExitUnavailable, fmt.Errorf("no running %s is found by its pid file or admin socket; name the process with --signal COMMAND=PID", name))
+	}
+	pids, err := processes(name)
+	switch {
+	case err != nil:
+		return 0, Exit(ExitUnavailable, fmt.Errorf("running processes can not be listed: %w; name one with --signal COMMAND=PID, or its configuration with -c", err))
+	case len(pids) == 0:
+		return 0, Exit(ExitUnavailable, fmt.Errorf("no %s processes running", name))
+	case len(pids) > 1:
+		text := fmt.Sprintf("multiple %s processes running:", name)
+		for _, pid := range pids {
+			text += "\n" + strconv.Itoa(pid)
+		}
+		return 0, Exit(ExitUsage, errors.New(text+"\nname one with --signal COMMAND=PID, or its configuration with -c"))
+	}
+	return pids[0], nil
+}
+
+// processes lists the other processes whose program has that name.
+func processes(name string) ([]int, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil || len(dirs) == 0 {
+		return nil, errors.New("there is no /proc")
+	}
+	var pids []int
+	for _, dir := range dirs {
+		pid, err := strconv.Atoi(filepath.Base(dir))
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		comm, err := os.ReadFile(filepath.Join(dir, "comm"))
+		if err == nil && strings.TrimSpace(string(comm)) == name {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids, nil
+}
