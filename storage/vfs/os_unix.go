@@ -53,3 +53,6 @@ func freeSpace(dir string) (int64, error) {
 
 // isNoSpace has nothing to add on unix.
 func isNoSpace(error) bool { return false }
+
+// isMedium has nothing to add on unix.
+func isMedium(error) bool { return false }

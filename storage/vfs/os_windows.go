@@ -36,3 +36,7 @@ func freeSpace(dir string) (int64, error) {
 func isNoSpace(err error) bool {
 	return errors.Is(err, windows.ERROR_DISK_FULL) || errors.Is(err, windows.ERROR_HANDLE_DISK_FULL)
 }
+
+func isMedium(err error) bool {
+	return errors.Is(err, windows.ERROR_CRC) || errors.Is(err, windows.ERROR_SECTOR_NOT_FOUND) || errors.Is(err, windows.ERROR_READ_FAULT)
+}

@@ -63,3 +63,9 @@ type File interface {
 func IsNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || isNoSpace(err)
 }
+
+// IsMedium reports whether a read failed because the medium does not give back
+// what was written there; other places may still be readable.
+func IsMedium(err error) bool {
+	return errors.Is(err, syscall.EIO) || errors.Is(err, syscall.EBADMSG) || isMedium(err)
+}

@@ -11,15 +11,19 @@ import (
 	"petiole/storage"
 )
 
-// The on-disk format, version 1. Numbers are little-endian.
+// The on-disk format, version 2. Numbers are little-endian.
 //
 // A log is a directory of segments, "<number, 16 hex digits>.wal". Numbers only
 // rise. A segment under its ".wal" name always has a valid header, because the
-// header is synced before the file gets that name.
+// header is synced before the file gets that name. Every segment but the newest
+// is sealed: a footer ends it, which is written once the next segment is on the
+// medium under its name. A log that ends in a sealed segment therefore lacks one.
 //
 //	segment file                                offset
 //	┌──────────────────────────────────────────┐ 0
-//	│ segment header, padded with zeros        │
+//	│ segment header                           │
+//	├──────────────────────────────────────────┤ 2048
+//	│ the same again                           │
 //	├──────────────────────────────────────────┤ 4096
 //	│ batch header │ record │ record │ … │ pad │   every batch starts on a
 //	├──────────────────────────────────────────┤   512-byte sector of its own,
@@ -31,58 +35,76 @@ import (
 //	│ footer, once the segment is sealed       │
 //	└──────────────────────────────────────────┘
 //
-//	segment header
-//	 0  8  magic "PETIOLEW"
-//	 8  2  format version (1)
-//	10  2  cipher id (0: none; no other is defined yet)
-//	12  4  key id (0)
-//	16  8  segment number, as in the file name
-//	24  8  epoch: random, never used by another segment
-//	32  8  LSN of the first record
-//	40 16  log id: random, the same in all segments of a log
-//	56  8  length the file was preallocated with
-//	64  8  time of creation, Unix ns
-//	72  4  CRC32C of bytes 0 to 71
+//	segment header, one sector
+//	  0  8  magic "PETIOLEW"
+//	  8  2  format version (2)
+//	 10  2  cipher id (0: none; no other is defined yet)
+//	 12  4  key id (0)
+//	 16  8  segment number, as in the file name
+//	 24  8  epoch: random, never used by another segment
+//	 32  8  LSN of the first record
+//	 40 16  log id: random, the same in all segments of a log
+//	 56  8  length the file was preallocated with
+//	 64  8  time of creation, Unix ns
+//	 72  8  LSN that followed the segment before; lower than that of the first
+//	        record if the numbers between were lost, or skipped for safety
+//	508  4  CRC32C of bytes 0 to 507
 //
 //	batch header                     footer, where it differs
-//	 0  4  magic "PWB\x01"
+//	 0  4  magic "PWB\x02"
 //	 4  1  kind: 1 (3: mark)         2
-//	 5  3  zero
+//	 5  1  1: closing mark, else 0
+//	 6  2  zero
 //	 8  8  epoch of the segment
 //	16  8  LSN of the first record   LSN that follows the segment
 //	24  8  durable LSN: every record up to it had been synced
 //	       when this batch was written
 //	32  8  length of the payload     offset at which the batches end
-//	40  4  number of records         number of batches
-//	44  4  CRC32C of the payload     zero
+//	40  4  number of records         number of batches, marks included
+//	44  4  CRC32C of all record      zero
+//	       headers of the payload
 //	48  8  segment number
-//	56  4  zero
+//	56  4  first octets of the log id
 //	60  4  CRC32C of bytes 0 to 59
 //
 // A mark is a batch without records, one sector. It is written when the log has
 // been idle for a while, for the durable LSN in it: without it nothing would
-// tell damage to the last batch from a batch torn by a power cut.
+// tell damage to the last batch from a batch torn by a power cut. A closing mark
+// is synced, and the last thing that a log writes: the next start goes on
+// behind it in the same segment. After any other end it goes on in a new one.
 //
-//	record
-//	 0  4  length of the data
-//	 4  8  group
-//	12  …  data
+//	record, in the payload
+//	 0  4  CRC32C, started from that of the epoch, of bytes 4 and on, data
+//	       included; XOR the lower half of LSN × lsnMix
+//	 4  4  length of the data
+//	 8  8  group
+//	16  1  first octet of the data again: it tells what a record was whose data
+//	       is damaged, because the checksum in the batch header covers it
+//	17  …  data
+//
+// So a flipped bit costs the record that it hits, even if that is a length
+// (the next record is found by its checksum), and one in a batch header the
+// records of that batch. A record is valid in its place only, under its number.
 const (
 	sectorSize        = 512
 	segmentHeaderSize = 4096
+	secondHeader      = 2048 // offset of the segment header's copy
 	batchHeaderSize   = 64
-	recordHeaderSize  = 12
+	recordHeaderSize  = 17
 
 	segmentMagic  = "PETIOLEW"
-	batchMagic    = "PWB\x01"
-	formatVersion = 1
+	batchMagic    = "PWB\x02"
+	formatVersion = 2
 
 	kindRecords = 1
 	kindFooter  = 2
 	kindMark    = 3
 
-	segmentHeaderCRC = 72
+	segmentHeaderCRC = sectorSize - 4
 	batchHeaderCRC   = 60
+
+	lsnMix   = 0x9e3779b1 // odd: LSNs that differ in the lower half stay different
+	lsnUnmix = 0x0e8b2f51 // lsnMix × lsnUnmix = 1 (mod 2³²)
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -92,7 +114,6 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 var ErrFormat = errors.New("unsupported log format")
 
 // CorruptError says where a log is damaged. It wraps storage.ErrCorrupt.
-// Nothing has been changed on disk when it is returned.
 type CorruptError struct {
 	File   string
 	Offset int64
@@ -118,9 +139,10 @@ type segmentHeader struct {
 	logID   [16]byte
 	length  int64
 	created int64
+	prev    storage.LSN // that followed the segment before
 }
 
-// encode returns the header block, padded to segmentHeaderSize.
+// encode returns the header block: two copies, padded to segmentHeaderSize.
 func (h *segmentHeader) encode() []byte {
 	b := make([]byte, segmentHeaderSize)
 	le := binary.LittleEndian
@@ -134,7 +156,9 @@ func (h *segmentHeader) encode() []byte {
 	copy(b[40:], h.logID[:])
 	le.PutUint64(b[56:], uint64(h.length))
 	le.PutUint64(b[64:], uint64(h.created))
+	le.PutUint64(b[72:], uint64(h.prev))
 	le.PutUint32(b[segmentHeaderCRC:], crc32.Checksum(b[:segmentHeaderCRC], castagnoli))
+	copy(b[secondHeader:], b[:sectorSize])
 	return b
 }
 
@@ -153,7 +177,7 @@ func decodeSegmentHeader(name string, b []byte) (h segmentHeader, err error) {
 	h = segmentHeader{
 		version: le.Uint16(b[8:]), cipher: le.Uint16(b[10:]), key: le.Uint32(b[12:]),
 		num: le.Uint64(b[16:]), epoch: le.Uint64(b[24:]), first: storage.LSN(le.Uint64(b[32:])),
-		length: int64(le.Uint64(b[56:])), created: int64(le.Uint64(b[64:])),
+		length: int64(le.Uint64(b[56:])), created: int64(le.Uint64(b[64:])), prev: storage.LSN(le.Uint64(b[72:])),
 	}
 	copy(h.logID[:], b[40:])
 	switch {
@@ -163,8 +187,8 @@ func decodeSegmentHeader(name string, b []byte) (h segmentHeader, err error) {
 	case h.cipher != 0 || h.key != 0:
 		return h, fmt.Errorf("%w: log segment %s is encrypted (cipher %d, key %d), which this program does not support: "+
 			"start the program version that wrote it", ErrFormat, name, h.cipher, h.key)
-	case h.first == 0:
-		return h, &CorruptError{name, 32, "segment header has no first LSN"}
+	case h.first == 0 || h.prev == 0 || h.prev > h.first:
+		return h, &CorruptError{name, 32, "segment header makes no sense"}
 	}
 	return h, nil
 }
@@ -172,13 +196,15 @@ func decodeSegmentHeader(name string, b []byte) (h segmentHeader, err error) {
 // batchHeader is the header of a batch, or a footer.
 type batchHeader struct {
 	kind    uint8
+	closing bool // a mark that Close has written
 	epoch   uint64
 	first   storage.LSN // footer: the LSN that follows
 	durable storage.LSN
 	length  int64  // of the payload; footer: where the batches end
 	count   uint32 // records; footer: batches
-	crc     uint32 // of the payload
+	crc     uint32 // of the records' headers
 	num     uint64
+	log     uint32 // the first octets of the log id
 }
 
 func (h *batchHeader) last() storage.LSN { return h.first + storage.LSN(h.count) - 1 }
@@ -193,6 +219,9 @@ func (h *batchHeader) encode(b []byte) {
 	clear(b)
 	copy(b, batchMagic)
 	b[4] = h.kind
+	if h.closing {
+		b[5] = 1
+	}
 	le.PutUint64(b[8:], h.epoch)
 	le.PutUint64(b[16:], uint64(h.first))
 	le.PutUint64(b[24:], uint64(h.durable))
@@ -200,6 +229,7 @@ func (h *batchHeader) encode(b []byte) {
 	le.PutUint32(b[40:], h.count)
 	le.PutUint32(b[44:], h.crc)
 	le.PutUint64(b[48:], h.num)
+	le.PutUint32(b[56:], h.log)
 	le.PutUint32(b[batchHeaderCRC:], crc32.Checksum(b[:batchHeaderCRC], castagnoli))
 }
 
@@ -207,19 +237,27 @@ func (h *batchHeader) encode(b []byte) {
 // whose fields make sense; ok is false for anything else, such as a batch that
 // a recycled file held before.
 func decodeBatchHeader(b []byte, epoch, num uint64) (h batchHeader, ok bool) {
+	if len(b) < batchHeaderSize || binary.LittleEndian.Uint64(b[8:]) != epoch {
+		return h, false
+	}
+	return decodeAnyBatchHeader(b, num)
+}
+
+// decodeAnyBatchHeader is decodeBatchHeader for a segment whose epoch is not
+// known. No number is used twice, so that it is enough to tell a segment's own.
+func decodeAnyBatchHeader(b []byte, num uint64) (h batchHeader, ok bool) {
 	le := binary.LittleEndian
-	if len(b) < batchHeaderSize || !bytes.Equal(b[:4], []byte(batchMagic)) ||
-		le.Uint64(b[8:]) != epoch || le.Uint64(b[48:]) != num ||
+	if len(b) < batchHeaderSize || !bytes.Equal(b[:4], []byte(batchMagic)) || le.Uint64(b[48:]) != num ||
 		le.Uint32(b[batchHeaderCRC:]) != crc32.Checksum(b[:batchHeaderCRC], castagnoli) {
 		return h, false
 	}
 	h = batchHeader{
-		kind: b[4], epoch: epoch, num: num, first: storage.LSN(le.Uint64(b[16:])),
+		kind: b[4], closing: b[5] == 1, epoch: le.Uint64(b[8:]), num: num, first: storage.LSN(le.Uint64(b[16:])),
 		durable: storage.LSN(le.Uint64(b[24:])), length: int64(le.Uint64(b[32:])),
-		count: le.Uint32(b[40:]), crc: le.Uint32(b[44:]),
+		count: le.Uint32(b[40:]), crc: le.Uint32(b[44:]), log: le.Uint32(b[56:]),
 	}
 	switch {
-	case h.first == 0 || h.durable >= h.first || h.length < 0 || h.length > math.MaxInt64/2:
+	case h.first == 0 || h.durable >= h.first || h.length < 0 || h.length > math.MaxInt64/2 || h.closing && h.kind != kindMark:
 		return h, false
 	case h.kind == kindRecords:
 		// Every record has a header, so that the payload bounds the count.
@@ -232,32 +270,131 @@ func decodeBatchHeader(b []byte, epoch, num uint64) (h batchHeader, ok bool) {
 	return h, false
 }
 
-func putRecordHeader(b []byte, n int, g storage.GroupID) {
-	binary.LittleEndian.PutUint32(b, uint32(n))
-	binary.LittleEndian.PutUint64(b[4:], uint64(g))
+// logWord is what batch headers have of a log id.
+func logWord(id [16]byte) uint32 { return binary.LittleEndian.Uint32(id[:]) }
+
+// epochSeed is what the checksums of a segment's records start from.
+func epochSeed(epoch uint64) uint32 {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], epoch)
+	return crc32.Checksum(b[:], castagnoli)
 }
 
-var errRecords = errors.New("records do not fill the payload")
+// putRecordHeader writes all of a record's header but the checksum to b, which
+// the data follow.
+func putRecordHeader(b []byte, n int, g storage.GroupID) {
+	binary.LittleEndian.PutUint32(b[4:], uint32(n))
+	binary.LittleEndian.PutUint64(b[8:], uint64(g))
+}
 
-// decodeRecords appends the records of a payload, whose Data alias it, to recs.
-func decodeRecords(recs []Record, payload []byte, h *batchHeader) ([]Record, error) {
-	for i := range h.count {
-		if len(payload) < recordHeaderSize {
-			return recs, errRecords
+// recordSum returns the checksum of the record in b.
+func recordSum(b []byte, lsn storage.LSN, seed uint32) uint32 {
+	return crc32.Update(seed, castagnoli, b[4:]) ^ uint32(lsn)*lsnMix
+}
+
+// recordIntact says whether b holds the record with that LSN.
+func recordIntact(b []byte, lsn storage.LSN, seed uint32) bool {
+	return binary.LittleEndian.Uint32(b) == recordSum(b, lsn, seed)
+}
+
+// finishRecords completes the headers of the records in payload, of which the
+// first has the given LSN, and returns the checksum of the headers.
+func finishRecords(payload []byte, first storage.LSN, seed uint32) uint32 {
+	headers := uint32(0)
+	for lsn := first; len(payload) > 0; lsn++ {
+		n := recordHeaderSize + int(binary.LittleEndian.Uint32(payload[4:]))
+		if n > recordHeaderSize {
+			payload[16] = payload[recordHeaderSize]
 		}
-		n := int64(binary.LittleEndian.Uint32(payload))
-		g := storage.GroupID(binary.LittleEndian.Uint64(payload[4:]))
-		payload = payload[recordHeaderSize:]
-		if n > int64(len(payload)) || g == 0 {
-			return recs, errRecords
-		}
-		recs = append(recs, Record{LSN: h.first + storage.LSN(i), Group: g, Data: payload[:n:n]})
+		binary.LittleEndian.PutUint32(payload, recordSum(payload[:n], lsn, seed))
+		headers = crc32.Update(headers, castagnoli, payload[:recordHeaderSize])
 		payload = payload[n:]
 	}
-	if len(payload) > 0 {
-		return recs, errRecords
+	return headers
+}
+
+// recordLen returns how many octets the record takes that b begins with, going
+// by its length; false if b is shorter than that.
+func recordLen(b []byte) (int, bool) {
+	if len(b) < recordHeaderSize {
+		return 0, false
 	}
-	return recs, nil
+	n := int64(binary.LittleEndian.Uint32(b[4:])) + recordHeaderSize
+	return int(n), n <= int64(len(b))
+}
+
+// decodeRecords appends the intact records of a batch's payload, whose Data alias
+// it, to recs, and those that are not to lost; both in order. Only numbers and
+// what is known of the record are set in lost.
+func decodeRecords(recs []Record, lost []Lost, payload []byte, h *batchHeader, seed uint32) ([]Record, []Lost) {
+	whole := payload
+	trusted, asked := false, false // the headers' lengths
+	end := h.first + storage.LSN(h.count)
+	for lsn := h.first; lsn < end; lsn++ {
+		n, ok := recordLen(payload)
+		if ok && recordIntact(payload[:n], lsn, seed) {
+			if g := storage.GroupID(binary.LittleEndian.Uint64(payload[8:])); g != 0 {
+				recs = append(recs, Record{LSN: lsn, Group: g, Data: payload[recordHeaderSize:n:n]})
+				payload = payload[n:]
+				continue
+			}
+		}
+		if !asked {
+			trusted, asked = headersIntact(whole, h), true
+		}
+		if trusted {
+			lost = append(lost, Lost{
+				First: lsn, Last: lsn, Kind: payload[16], Reason: "the record fails its checksum",
+				Group: storage.GroupID(binary.LittleEndian.Uint64(payload[8:])),
+			})
+			payload = payload[n:]
+			continue
+		}
+		next, at := findRecord(payload, lsn+1, end, seed)
+		lost = append(lost, Lost{First: lsn, Last: next - 1, Reason: "the record fails its checksum"})
+		payload, lsn = payload[at:], next-1
+	}
+	return recs, lost
+}
+
+// headersIntact says whether the headers of all records in a payload are.
+func headersIntact(payload []byte, h *batchHeader) bool {
+	headers := uint32(0)
+	for range h.count {
+		n, ok := recordLen(payload)
+		if !ok {
+			return false
+		}
+		headers = crc32.Update(headers, castagnoli, payload[:recordHeaderSize])
+		payload = payload[n:]
+	}
+	return len(payload) == 0 && headers == h.crc
+}
+
+// findRecord looks for the first intact record with an LSN from lo to before
+// end that begins behind the first octet of payload. It returns its LSN and
+// place, or end and the length of payload. What somebody may have put into a
+// message to look like a record does not, for want of the epoch.
+func findRecord(payload []byte, lo, end storage.LSN, seed uint32) (storage.LSN, int) {
+	for at := 1; lo < end && at+recordHeaderSize <= len(payload); at++ {
+		b := payload[at:]
+		n, ok := recordLen(b)
+		if !ok || binary.LittleEndian.Uint64(b[8:]) == 0 {
+			continue
+		}
+		mixed := binary.LittleEndian.Uint32(b) ^ crc32.Update(seed, castagnoli, b[4:n])
+		lsn := lo + storage.LSN(mixed*lsnUnmix-uint32(lo))
+		if lsn >= end {
+			continue
+		}
+		// Among so many places and numbers a checksum may match by chance; what
+		// follows has to match as well.
+		rest := b[n:]
+		if m, ok := recordLen(rest); lsn+1 == end && len(rest) == 0 || ok && recordIntact(rest[:m], lsn+1, seed) {
+			return lsn, at
+		}
+	}
+	return end, len(payload)
 }
 
 // roundUp rounds n up to whole sectors.

@@ -12,7 +12,7 @@ import (
 )
 
 func TestSegmentHeader(t *testing.T) {
-	good := segmentHeader{version: 1, num: 7, epoch: 0xfeed, first: 42, logID: [16]byte{1, 2, 3}, length: 64 << 20, created: 99}
+	good := segmentHeader{version: formatVersion, num: 7, epoch: 0xfeed, first: 42, prev: 40, logID: [16]byte{1, 2, 3}, length: 64 << 20, created: 99}
 	h, err := decodeSegmentHeader("f", good.encode())
 	if err != nil || h != good {
 		t.Fatalf("got %+v, %v, want %+v", h, err, good)
@@ -30,10 +30,10 @@ func TestSegmentHeader(t *testing.T) {
 		{"empty", func(b []byte) []byte { return nil }, storage.ErrCorrupt, "too short"},
 		{"magic", func(b []byte) []byte { b[0]++; return b }, storage.ErrCorrupt, "magic"},
 		{"checksum", func(b []byte) []byte { b[17]++; return b }, storage.ErrCorrupt, "checksum"},
-		{"version", func(b []byte) []byte { b[8] = 2; fix(b); return b }, ErrFormat, "version 2"},
+		{"version", func(b []byte) []byte { b[8] = 9; fix(b); return b }, ErrFormat, "version 9"},
 		{"cipher", func(b []byte) []byte { b[10] = 1; fix(b); return b }, ErrFormat, "encrypted"},
 		{"key", func(b []byte) []byte { b[12] = 1; fix(b); return b }, ErrFormat, "encrypted"},
-		{"first", func(b []byte) []byte { b[32] = 0; fix(b); return b }, storage.ErrCorrupt, "first LSN"},
+		{"first", func(b []byte) []byte { b[32] = 0; fix(b); return b }, storage.ErrCorrupt, "no sense"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := decodeSegmentHeader("some.wal", c.change(good.encode()))
@@ -45,7 +45,7 @@ func TestSegmentHeader(t *testing.T) {
 }
 
 func TestBatchHeader(t *testing.T) {
-	good := batchHeader{kind: kindRecords, epoch: 5, num: 6, first: 10, durable: 9, length: 100, count: 3, crc: 77}
+	good := batchHeader{kind: kindRecords, epoch: 5, num: 6, first: 10, durable: 9, length: 100, count: 3, crc: 77, log: 5}
 	for _, c := range []struct {
 		name   string
 		change func(h *batchHeader)
@@ -66,6 +66,8 @@ func TestBatchHeader(t *testing.T) {
 		{"footer within a sector", func(h *batchHeader) { h.kind, h.length = kindFooter, 8191 }, false},
 		{"mark", func(h *batchHeader) { h.kind, h.length, h.count = kindMark, 0, 0 }, true},
 		{"mark with records", func(h *batchHeader) { h.kind = kindMark }, false},
+		{"closing mark", func(h *batchHeader) { h.kind, h.length, h.count, h.closing = kindMark, 0, 0, true }, true},
+		{"closing batch", func(h *batchHeader) { h.closing = true }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := good
@@ -87,33 +89,122 @@ func TestBatchHeader(t *testing.T) {
 	}
 }
 
-func TestDecodeRecords(t *testing.T) {
+// payloadOf makes the payload of a batch with records of groups 1 and on.
+func payloadOf(first storage.LSN, seed uint32, data ...string) ([]byte, batchHeader) {
 	var p []byte
-	for i, data := range []string{"one", "", "three"} {
-		b := make([]byte, recordHeaderSize, 20)
-		putRecordHeader(b, len(data), storage.GroupID(i+1))
-		p = append(p, append(b, data...)...)
+	for i, d := range data {
+		b := make([]byte, recordHeaderSize)
+		putRecordHeader(b, len(d), storage.GroupID(i+1))
+		p = append(append(p, b...), d...)
 	}
-	h := batchHeader{first: 5, count: 3}
-	recs, err := decodeRecords(nil, p, &h)
-	if err != nil || len(recs) != 3 || recs[2].LSN != 7 || recs[2].Group != 3 || !bytes.Equal(recs[2].Data, []byte("three")) {
-		t.Fatalf("got %v, %v", recs, err)
+	return p, batchHeader{
+		kind: kindRecords, first: first, length: int64(len(p)), count: uint32(len(data)), crc: finishRecords(p, first, seed),
+	}
+}
+
+func TestDecodeRecords(t *testing.T) {
+	const seed = 77
+	p, h := payloadOf(5, seed, "one", "", "three")
+	recs, lost := decodeRecords(nil, nil, p, &h, seed)
+	if len(lost) > 0 || len(recs) != 3 || recs[2].LSN != 7 || recs[2].Group != 3 || !bytes.Equal(recs[2].Data, []byte("three")) {
+		t.Fatalf("got %v, %v", recs, lost)
 	}
 	if cap(recs[0].Data) != 3 {
 		t.Error("an append to a record's data would change the next record")
 	}
 	for n := range len(p) {
-		if _, err := decodeRecords(nil, p[:n], &h); err == nil {
+		if _, lost := decodeRecords(nil, nil, p[:n], &h, seed); len(lost) == 0 {
 			t.Fatalf("accepted a payload cut to %d bytes", n)
 		}
 	}
-	if _, err := decodeRecords(nil, append(p, 0), &h); err == nil {
-		t.Error("accepted a byte too many")
+	if _, lost := decodeRecords(nil, nil, p, &h, seed+1); len(lost) == 0 {
+		t.Error("accepted records of another epoch")
 	}
-	clear(p[4:12])
-	if _, err := decodeRecords(nil, p, &h); err == nil {
+	moved := h
+	moved.first++
+	if recs, _ := decodeRecords(nil, nil, p, &moved, seed); len(recs) > 0 {
+		t.Error("accepted records under other numbers")
+	}
+	p, h = payloadOf(5, seed, "x")
+	clear(p[8:16])
+	h.crc = finishRecords(p, 5, seed)
+	if recs, _ := decodeRecords(nil, nil, p, &h, seed); len(recs) > 0 {
 		t.Error("accepted group 0")
 	}
+}
+
+// TestDamageCostsOneRecord flips every bit of a payload: the record that it hits
+// is lost, under its number and, if its header is intact, with group and kind;
+// all others are read.
+func TestDamageCostsOneRecord(t *testing.T) {
+	const seed = 99
+	data := []string{"first", "", strings.Repeat("long ", 50), "x", "", strings.Repeat("\x00", 40), "last"}
+	p, h := payloadOf(1000, seed, data...)
+	at, hit := 0, 0
+	for i, d := range data {
+		end := at + recordHeaderSize + len(d)
+		for bit := at * 8; bit < end*8; bit++ {
+			p[bit/8] ^= 1 << (bit % 8)
+			recs, lost := decodeRecords(nil, nil, p, &h, seed)
+			p[bit/8] ^= 1 << (bit % 8)
+			if len(lost) != 1 || lost[0].First != storage.LSN(1000+i) || lost[0].Last != lost[0].First || len(recs) != len(data)-1 {
+				t.Fatalf("record %d, bit %d: lost %+v, %d records", i, bit, lost, len(recs))
+			}
+			for _, r := range recs {
+				if k := int(r.LSN - 1000); k == i || string(r.Data) != data[k] || r.Group != storage.GroupID(k+1) {
+					t.Fatalf("record %d, bit %d: got record %d with %q", i, bit, k, r.Data)
+				}
+			}
+			if bit >= (at+recordHeaderSize)*8 {
+				hit++
+				if lost[0].Group != storage.GroupID(i+1) || lost[0].Kind != d[0] {
+					t.Fatalf("record %d, bit %d: lost %+v", i, bit, lost[0])
+				}
+			} else if lost[0].Group != 0 {
+				t.Fatalf("record %d, bit %d in the header: lost %+v", i, bit, lost[0])
+			}
+		}
+		at = end
+	}
+	if hit == 0 {
+		t.Fatal("no data hit")
+	}
+}
+
+// TestDecodeRecordsHostile: a message that contains what looks like records, but
+// for the epoch, does not become any when the record around it is damaged.
+func TestDecodeRecordsHostile(t *testing.T) {
+	fake, _ := payloadOf(6, 1, "evil", "evil")
+	p, h := payloadOf(5, 2, string(fake), "good")
+	p[4] ^= 1 // the length
+	recs, lost := decodeRecords(nil, nil, p, &h, 2)
+	if len(recs) != 1 || string(recs[0].Data) != "good" || recs[0].LSN != 6 || len(lost) != 1 || lost[0].First != 5 {
+		t.Fatalf("got %v, lost %v", recs, lost)
+	}
+}
+
+func FuzzDecodeRecords(f *testing.F) {
+	p, h := payloadOf(5, 3, "one", "", "three")
+	f.Add(p, h.count, h.crc)
+	f.Add(p[:len(p)-1], h.count, uint32(0))
+	f.Fuzz(func(t *testing.T, p []byte, count, crc uint32) {
+		h := batchHeader{first: 5, count: 1 + count%64, crc: crc, length: int64(len(p))}
+		recs, lost := decodeRecords(nil, nil, p, &h, 3)
+		seen := map[storage.LSN]bool{}
+		for _, r := range recs {
+			seen[r.LSN] = true
+		}
+		n := len(recs)
+		for _, x := range lost {
+			for lsn := x.First; lsn <= x.Last; lsn++ {
+				seen[lsn] = true
+				n++
+			}
+		}
+		if len(seen) != int(h.count) || n != int(h.count) || seen[4] || seen[h.last()+1] {
+			t.Fatalf("records %v, lost %v of %d", recs, lost, h.count)
+		}
+	})
 }
 
 func TestSegmentNames(t *testing.T) {

@@ -100,13 +100,13 @@ func TestScan(t *testing.T) {
 	if err := l.Trim(last.First); err != nil {
 		t.Fatal(err)
 	}
-	if info, _ = scan(); len(info.Segments) != 1 || len(info.Spares) != maxSpares || info.Spares[0].Size != 64<<10 || len(info.Damage) > 0 {
+	if info, _ = scan(); len(info.Segments) != 1 || len(info.Spares) == 0 || info.Spares[0].Size != 64<<10 || len(info.Damage) > 0 {
 		t.Errorf("after trimming: %+v", info)
 	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if info, lsns = scan(); len(info.Damage) > 0 || !info.Segments[0].Sealed || lsns[len(lsns)-1] != records {
+	if info, lsns = scan(); len(info.Damage) > 0 || info.Segments[0].Torn || lsns[len(lsns)-1] != records {
 		t.Errorf("after closing: %+v, LSNs %v", info, lsns)
 	}
 }

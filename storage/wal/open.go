@@ -7,17 +7,29 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"petiole/storage"
+	"petiole/storage/vfs"
 )
 
 // Open recovers the log in o.Dir, or starts an empty one.
 //
 // After a stop without Close it finds the end of the log, makes sure that all
 // complete batches are on stable storage, cuts off what a power cut left of an
-// incomplete one, and goes on in a new segment. Damage that a power cut does
-// not explain is a *CorruptError, a segment of another format wraps ErrFormat;
-// the directory is as it was then. Records are verified by Replay only.
+// incomplete one, and goes on in a new segment. Nothing that a torn write left
+// behind can come back there, under another epoch. If there is no room for a new
+// segment it goes on in the old one, once all of its rest has been overwritten
+// with zeros and that is synced. After Close it goes on where it ended.
+//
+// Damage does not keep a log from opening. What is damaged or missing is logged
+// as an error, and [Log.ReplayLossy] tells which records it cost. If nothing
+// tells how many records there were at the end of the log, the log goes on with
+// an LSN that is high enough not to be used twice. Files of which nothing can
+// be used are set aside under another name, never deleted. A segment of another
+// format wraps ErrFormat; nothing is changed then. Other errors are those of
+// the file system, among them one that wraps ErrNoSpace for a log that has no
+// file yet.
 //
 // The caller keeps other processes away from o.Dir.
 func Open(o Options) (*Log, error) {
@@ -29,6 +41,15 @@ func Open(o Options) (*Log, error) {
 	}
 	if o.SegmentSize = roundUp(o.SegmentSize); o.SegmentSize < minSegmentSize {
 		return nil, fmt.Errorf("wal: segment size of %d bytes is below the minimum of %d", o.SegmentSize, minSegmentSize)
+	}
+	switch {
+	case o.Reserve == 0:
+		o.Reserve = 2
+	case o.Reserve < 0:
+		o.Reserve = 0
+	}
+	if o.StallAfter == 0 {
+		o.StallAfter = 5 * time.Second
 	}
 	if o.MaxPending <= 0 {
 		o.MaxPending = 64 << 20
@@ -47,8 +68,7 @@ func Open(o Options) (*Log, error) {
 	return l, nil
 }
 
-// recover reads the directory and leaves a sealed log with an empty active
-// segment at its end.
+// recover reads the directory and leaves a log with an active segment at its end.
 func (l *Log) recover() error {
 	fs := l.o.FS
 	if err := fs.MkdirAll(l.o.Dir); err != nil {
@@ -57,203 +77,316 @@ func (l *Log) recover() error {
 	// A process that died may have left renames and removals that are not on
 	// the medium yet. To build on them (to write to a spare that the medium
 	// still holds under its live name, say) could ruin the log.
-	if err := fs.SyncDir(l.o.Dir); err != nil {
+	if err := l.syncDir(); err != nil {
 		return err
 	}
 	names, err := fs.List(l.o.Dir)
 	if err != nil {
 		return err
 	}
-	var spares []string
+	var files []liveFile
 	for _, name := range names { // sorted, so segments come in order
-		if strings.HasSuffix(name, spareSuffix) {
-			spares = append(spares, filepath.Join(l.o.Dir, name))
-			continue
-		}
-		if strings.HasSuffix(name, newSuffix) {
-			if err := fs.Remove(filepath.Join(l.o.Dir, name)); err != nil {
+		path := filepath.Join(l.o.Dir, name)
+		num, live := parseSegmentName(name, liveSuffix)
+		switch {
+		case live:
+			f, err := l.loadSegment(path, num)
+			if f.s != nil {
+				l.segs = append(l.segs, f.s) // for Open to close its file
+			}
+			if err != nil {
 				return err
 			}
-			continue
-		}
-		num, ok := parseSegmentName(name, liveSuffix)
-		if !ok {
+			files = append(files, f)
+		case strings.HasSuffix(name, spareSuffix):
+			err = l.adoptSpare(path)
+		case strings.HasSuffix(name, newSuffix):
+			err = fs.Remove(path)
+		case strings.Contains(name, damagedSuffix):
+		default:
 			l.o.Log.Warn("log directory holds a file that is not part of the log", "dir", l.o.Dir, "file", name)
-			continue
 		}
-		s, err := loadSegment(fs, l.o.Dir, name, num)
 		if err != nil {
 			return err
 		}
-		l.segs = append(l.segs, s)
 	}
-
-	num, next := uint64(1), storage.LSN(1)
-	if len(l.segs) == 0 {
+	c := link(files)
+	for _, err := range c.damage {
+		l.o.Log.Error("the log is damaged, it goes on with what can be read", "err", err)
+	}
+	if l.logID = c.logID; len(c.segs) == 0 {
 		rand.Read(l.logID[:])
 	}
-	for i, s := range l.segs {
-		lastOne := i == len(l.segs)-1
-		if i == 0 {
-			l.logID, next = s.hdr.logID, s.hdr.first
-		}
-		switch {
-		case s.hdr.logID != l.logID:
-			return &CorruptError{s.path, 40, "the segment belongs to another log"}
-		case s.hdr.first != next:
-			return &CorruptError{s.path, 32, fmt.Sprintf("the segment starts with LSN %d where LSN %d has to follow: a segment is missing", s.hdr.first, next)}
-		case !s.sealed && !lastOne:
-			return &CorruptError{s.path, s.size - sectorSize, "the footer is missing though a later segment exists"}
-		case !s.sealed:
-			if err := l.sealTail(s); err != nil {
-				return err
-			}
-		case lastOne:
-			// The footer may be in the page cache only.
-			if err := s.writeFooter(s.file); err != nil {
+	for _, f := range c.out {
+		if f.s != nil {
+			if err := f.s.closeFile(); err != nil {
 				return err
 			}
 		}
-		if err := s.closeFile(); err != nil {
-			return err
-		}
-		num, next = s.hdr.num+1, s.next
 	}
-	l.setRecovered(next)
-
-	for _, path := range spares {
-		if err := l.adoptSpare(path); err != nil {
+	for _, s := range c.segs[:max(len(c.segs)-1, 0)] {
+		if s.unended {
+			err = l.endSegment(s)
+		}
+		if err := errors.Join(err, s.closeFile()); err != nil {
 			return err
 		}
 	}
-	active, err := l.createSegment(num, next, l.o.SegmentSize)
-	if err != nil {
+	if err := l.begin(&c); err != nil {
 		return err
 	}
-	sealed := l.segs
-	l.segs = nil
-	removed := false
-	for _, s := range sealed {
-		if s.next > s.hdr.first {
-			l.segs = append(l.segs, s)
-			continue
-		}
-		// Left by a start and stop without a record between. It told the
-		// number and the LSN to go on from, which the active one does now.
-		if err := fs.Remove(s.path); err != nil {
-			return err
-		}
-		removed = true
-	}
-	l.segs = append(l.segs, active)
-	if !removed {
-		return nil // createSegment has synced what it changed
-	}
-	return fs.SyncDir(l.o.Dir)
+	return l.setAside(c.out)
 }
 
-// sealTail ends the segment that was being written when the log was last in
-// use. Whether a complete batch is on the medium or in the page cache only
-// cannot be known (after a failed sync the kernel may even hold its pages to
-// be clean), so those not known to have been synced are written again. The
-// footer ends the segment for good: no torn batch behind it can come back.
-func (l *Log) sealTail(s *segment) error {
-	t, err := scanTail(s.path, s.file, s.size, &s.hdr)
+// loadSegment opens a live segment and reads its header and footer. The file
+// stays open if there is a segment.
+func (l *Log) loadSegment(path string, num uint64) (f liveFile, err error) {
+	file, err := l.o.FS.Open(path, false)
 	if err != nil {
+		return f, err
+	}
+	f = liveFile{path: path, num: num}
+	if f.size, err = file.Size(); err == nil {
+		f.s, f.damage, err = readSegment(file, path, f.size, num)
+	}
+	if err != nil || f.s == nil {
+		return f, errors.Join(err, file.Close())
+	}
+	f.s.file, f.s.damaged = file, f.damage != nil
+	return f, nil
+}
+
+// endSegment writes the footer of a segment that has none though it is not the
+// last, if all its records are there: it was synced before the next was begun.
+func (l *Log) endSegment(s *segment) error {
+	sc := newScanner(s.file, s.size, &s.hdr)
+	batches := uint32(0)
+	for sc.next < s.next {
+		b, payload, bad, err := sc.step()
+		if err != nil {
+			return fmt.Errorf("read %s: %w", s.path, err)
+		}
+		if bad != "" || b.kind == kindFooter {
+			break
+		}
+		if _, lost := decodeRecords(nil, nil, payload, &b, sc.seed); len(lost) > 0 {
+			break
+		}
+		batches++
+	}
+	if sc.next != s.next {
+		l.o.Log.Error("the log is damaged, it goes on with what can be read", "err",
+			&CorruptError{s.path, sc.pos, fmt.Sprintf("the records from LSN %d to %d cannot be read, and the footer is missing", sc.next, s.next-1)})
+		s.damaged = true
+		return nil // left as it is
+	}
+	s.pos, s.batches = sc.pos, batches
+	return s.seal(s.next, false)
+}
+
+// begin finds the end of the log and leaves it with an active segment.
+func (l *Log) begin(c *chain) error {
+	l.segs = c.segs
+	num, next := c.num+1, storage.LSN(1)
+	var last *segment
+	var t tail
+	if n := len(l.segs); n > 0 {
+		last = l.segs[n-1]
+		next = last.next
+	}
+	if last != nil && !last.sealed {
+		var err error
+		if t, err = scanTail(last.file, last.size, &last.hdr); err != nil {
+			return fmt.Errorf("read %s: %w", last.path, err)
+		}
+		if t.damage != "" {
+			last.damaged = true
+			l.o.Log.Error("the log is damaged, it goes on with what can be read", "err", &CorruptError{last.path, t.at, t.damage})
+		}
+		if missing := last.hdr.length - last.size; missing > 0 && c.after == nil {
+			last.damaged = true
+			c.after = &Lost{Uncertain: true, File: last.path, Offset: last.size, Reason: fmt.Sprintf("the file has been cut, %d bytes are missing", missing)}
+			l.o.Log.Error("the log is damaged, it goes on with what can be read", "err", &CorruptError{last.path, last.size, c.after.Reason})
+		}
+		if t.more > 0 && c.after == nil {
+			c.after = &Lost{Uncertain: true, File: last.path, Offset: t.at, Reason: t.damage}
+		}
+		next = t.next
+		last.pos, last.batches, last.end, last.next = t.end, t.batches, t.end, next
+	}
+	prev := next
+	if c.after != nil {
+		// More than any segment that this log can have written holds.
+		next += storage.LSN(max(l.o.SegmentSize, 64<<20) / recordHeaderSize)
+		c.after.First, c.after.Last = prev, next-1
+		l.o.Log.Error("records at the end of the log are lost, nothing tells how many", "file", c.after.File,
+			"reason", c.after.Reason, "first_lsn", prev, "log_goes_on_with_lsn", next)
+	}
+	l.setRecovered(next)
+	if last != nil && !last.sealed {
+		if c.after == nil && !last.damaged && (t.closed || t.empty) {
+			return l.resume(last, &t)
+		}
+		if err := l.secureTail(last, &t); err != nil {
+			return err
+		}
+	}
+	active, err := l.firstSegment(num, prev, next)
+	switch {
+	case err == nil:
+	case !vfs.IsNoSpace(err):
 		return err
+	case last == nil:
+		return fmt.Errorf("%w: %w", ErrNoSpace, err)
+	case last.sealed:
+		// Not to be written to, but to be read. The gap comes with the next one.
+		l.nextGap = c.after
+		return nil
+	default:
+		return l.goOnIn(last, next)
 	}
-	if s.size < s.hdr.length && t.end+sectorSize != s.size {
-		return &CorruptError{s.path, s.size, fmt.Sprintf("the file has been cut, %d bytes are missing", s.hdr.length-s.size)}
+	active.gap = c.after
+	l.segs = append(l.segs, active)
+	if last == nil || last.sealed {
+		return nil
 	}
-	if t.torn {
+	if last.next == last.hdr.first && !last.damaged {
+		// It has no record. Its number and LSN are the active one's now.
+		if err := last.closeFile(); err != nil {
+			return err
+		}
+		if err := l.o.FS.Remove(last.path); err != nil {
+			return err
+		}
+		l.segs = append(l.segs[:len(l.segs)-2], active)
+		return l.syncDir()
+	}
+	return last.seal(last.next, !last.damaged)
+}
+
+// resume goes on in a segment that ends in a closing mark, or has no batch yet.
+func (l *Log) resume(s *segment, t *tail) error {
+	if t.empty {
+		return nil
+	}
+	// The mark may be in the page cache only, and the kernel hold it to be clean
+	// after a sync that failed.
+	return l.rewrite(s, t.end-sectorSize, t.end)
+}
+
+// secureTail writes again and syncs what is not known to have been synced.
+// Whether a complete batch is on the medium or in the page cache only cannot be
+// known: after a failed sync the kernel may even hold its pages to be clean.
+func (l *Log) secureTail(s *segment, t *tail) error {
+	if t.torn && t.damage == "" {
 		l.o.Log.Warn("log ends in a batch that was not written completely and not acknowledged; it is cut off",
 			"file", s.path, "offset", t.end, "lsn", t.next)
 	}
-	buf := make([]byte, min(readChunk, max(t.end-t.redo, 0)))
-	for pos := t.redo; pos < t.end; {
-		n := min(int64(len(buf)), t.end-pos)
-		if m, err := readAt(s.file, buf[:n], pos); err != nil || int64(m) < n {
-			return fmt.Errorf("read %s again at offset %d: %w", s.path, pos, errors.Join(err, storage.ErrCorrupt))
+	return l.rewrite(s, t.redo, t.end)
+}
+
+// rewrite reads bytes pos to end-1 of a segment, writes them again and syncs.
+func (l *Log) rewrite(s *segment, pos, end int64) error {
+	buf := make([]byte, min(readChunk, max(end-pos, 0)))
+	sc := newScanner(s.file, s.size, &s.hdr) // reads around what cannot be read
+	for pos < end {
+		n := min(int64(len(buf)), end-pos)
+		b, err := sc.window(pos, n)
+		if err != nil {
+			return fmt.Errorf("read %s again at offset %d: %w", s.path, pos, err)
 		}
-		if _, err := s.file.WriteAt(buf[:n], pos); err != nil {
+		if _, err := s.file.WriteAt(b, pos); err != nil {
 			return err
 		}
 		pos += n
 	}
-	s.pos, s.batches = t.end, t.batches
-	return s.seal(t.next, true)
+	return s.file.Datasync()
 }
 
-// adoptSpare keeps a spare of the right size for reuse and removes others.
+// firstSegment makes the segment that the log begins to write to.
+func (l *Log) firstSegment(num uint64, prev, next storage.LSN) (*segment, error) {
+	spare, ok := l.takeSpare(0)
+	if !ok {
+		var err error
+		if spare, err = l.allocate(l.segmentSize()); err != nil {
+			return nil, err
+		}
+	}
+	return l.createSegment(spare, num, prev, next)
+}
+
+// goOnIn makes a segment that was not closed the active one again: there is no
+// room for another. All behind the end is overwritten, so that nothing of it can
+// come back, whatever the medium holds there.
+func (l *Log) goOnIn(s *segment, next storage.LSN) error {
+	zeros := make([]byte, readChunk)
+	for pos := s.pos; pos < s.size; pos += readChunk {
+		if _, err := s.file.WriteAt(zeros[:min(readChunk, s.size-pos)], pos); err != nil {
+			return err
+		}
+	}
+	if err := s.file.Sync(); err != nil {
+		return err
+	}
+	s.end, s.next = s.pos, next
+	l.active, l.activeNext = s, next
+	if !s.fits(sectorSize) {
+		s.full = true // to be read only
+		return nil
+	}
+	if err := l.writeMark(uint64(next-1), false); err != nil {
+		return err
+	}
+	s.end = s.pos
+	return s.file.Datasync()
+}
+
+// setAside renames files of which nothing can be used.
+func (l *Log) setAside(files []liveFile) error {
+	for _, f := range files {
+		if err := l.park(f.path); err != nil {
+			return err
+		}
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	return l.syncDir()
+}
+
+// park renames a damaged file.
+func (l *Log) park(path string) error {
+	for at := time.Now().Unix(); ; at++ {
+		name := fmt.Sprintf("%s%s%d", path, damagedSuffix, at)
+		if _, err := l.o.FS.Stat(name); err == nil {
+			continue
+		}
+		l.o.Log.Error("a damaged file of the log is set aside", "file", path, "as", name)
+		return l.o.FS.Rename(path, name)
+	}
+}
+
+// adoptSpare keeps a spare of a fitting size for reuse and removes others.
 func (l *Log) adoptSpare(path string) error {
 	fi, err := l.o.FS.Stat(path)
 	if err != nil {
 		return err
 	}
-	if fi.Size() == l.o.SegmentSize && len(l.spares) < maxSpares {
-		l.spares = append(l.spares, path)
-		return nil
-	}
-	return l.o.FS.Remove(path)
-}
-
-// Replay calls fn for every record from Oldest on, in order, until fn returns
-// an error, which is returned as it is. It is called after Open and before the
-// first Append. Record.Data is immutable and stays valid for as long as it is
-// referenced; it shares memory with its neighbours, about 1 MiB. A record that
-// cannot be read back is a *CorruptError.
-func (l *Log) Replay(fn func(Record) error) error {
-	l.mu.Lock()
-	segs := l.segs[:len(l.segs)-1]
-	l.mu.Unlock()
-	var recs []Record
-	for _, s := range segs {
-		var err error
-		if recs, err = l.replaySegment(s, recs, fn); err != nil {
+	if size := fi.Size(); l.keepsSpare(size) {
+		// A copy of the directory may have holes in place of the zeros.
+		f, err := l.o.FS.Open(path, false)
+		if err != nil {
+			return err
+		}
+		err = f.Preallocate(size)
+		if err = errors.Join(err, f.Close()); err == nil {
+			num, _ := parseSegmentName(filepath.Base(path), spareSuffix)
+			l.spares = append(l.spares, spareFile{path, size, num >= freshNumber})
+			return nil
+		}
+		if !vfs.IsNoSpace(err) {
 			return err
 		}
 	}
-	return nil
-}
-
-func (l *Log) replaySegment(s *segment, recs []Record, fn func(Record) error) (_ []Record, err error) {
-	f, err := l.o.FS.Open(s.path, false)
-	if err != nil {
-		return recs, fmt.Errorf("replay log: %w", err)
-	}
-	defer f.Close() // was only read
-	size, err := f.Size()
-	if err != nil {
-		return recs, fmt.Errorf("replay log: %w", err)
-	}
-	sc := newScanner(f, size, &s.hdr)
-	sc.limit, sc.fresh = s.end, true
-	batches := uint32(0)
-	for sc.pos < s.end {
-		pos := sc.pos
-		h, payload, bad, err := sc.step()
-		if err != nil {
-			return recs, fmt.Errorf("replay log: read %s: %w", s.path, err)
-		}
-		if bad == "" && h.kind == kindFooter {
-			bad = "footer before the end of the batches"
-		}
-		if bad != "" {
-			return recs, &CorruptError{s.path, pos, bad}
-		}
-		if recs, err = decodeRecords(recs[:0], payload, &h); err != nil {
-			return recs, &CorruptError{s.path, pos, err.Error()}
-		}
-		for _, r := range recs {
-			if err := fn(r); err != nil {
-				return recs, err
-			}
-		}
-		clear(recs)
-		batches++
-	}
-	if sc.next != s.next || batches != s.batches {
-		return recs, &CorruptError{s.path, s.end, fmt.Sprintf("the batches end before LSN %d, the footer says %d", sc.next, s.next)}
-	}
-	return recs, nil
+	return l.o.FS.Remove(path)
 }

@@ -2,14 +2,23 @@ package wal
 
 import (
 	"bytes"
-	"hash/crc32"
+	"errors"
+	"fmt"
 	"io"
 
 	"petiole/storage"
+	"petiole/storage/vfs"
 )
 
-// readChunk is how much a scan reads at once.
-const readChunk = 1 << 20
+const (
+	// readChunk is how much a scan reads at once.
+	readChunk = 1 << 20
+	// badBlock is what is given up for each place that cannot be read.
+	badBlock = 4096
+	// maxBadBlocks is how many such places are taken for damage. With more the
+	// disk does not work, which is no reason to give up what it holds.
+	maxBadBlocks = 64
+)
 
 // scanner reads the batches of one segment in order.
 type scanner struct {
@@ -18,6 +27,7 @@ type scanner struct {
 	limit int64 // where batches end at the latest
 	num   uint64
 	epoch uint64
+	seed  uint32
 	pos   int64       // of the next batch
 	next  storage.LSN // its first LSN
 	// fresh: payloads handed out stay valid, as every chunk is read into a
@@ -26,10 +36,15 @@ type scanner struct {
 
 	buf []byte // holds the file from off on
 	off int64
+	bad []int64 // blocks that could not be read, and are zeros in buf
+	why error   // why
 }
 
 func newScanner(r io.ReaderAt, size int64, h *segmentHeader) *scanner {
-	return &scanner{r: r, size: size, limit: size - sectorSize, num: h.num, epoch: h.epoch, pos: segmentHeaderSize, next: h.first}
+	return &scanner{
+		r: r, size: size, limit: size - sectorSize, num: h.num, epoch: h.epoch, seed: epochSeed(h.epoch),
+		pos: segmentHeaderSize, next: h.first,
+	}
 }
 
 // window returns the n bytes at pos, or fewer at the end of the file.
@@ -47,18 +62,58 @@ func (s *scanner) window(pos, n int64) ([]byte, error) {
 	}
 	s.buf, s.off = s.buf[:want], pos
 	if m, err := s.r.ReadAt(s.buf, pos); int64(m) < want {
-		s.buf = nil
 		if err == nil || err == io.EOF {
-			err = io.ErrUnexpectedEOF
+			s.buf = nil
+			return nil, io.ErrUnexpectedEOF
 		}
-		return nil, err
+		if err := s.readAround(err); err != nil {
+			s.buf = nil
+			return nil, err
+		}
 	}
 	return s.buf[:n:n], nil
 }
 
+// readAround fills buf block by block after a read error, with zeros for the
+// blocks that cannot be read.
+func (s *scanner) readAround(err error) error {
+	if !vfs.IsMedium(err) {
+		return err
+	}
+	s.why = err
+	for at := int64(0); at < int64(len(s.buf)); {
+		end := min(at+badBlock-(s.off+at)%badBlock, int64(len(s.buf)))
+		if n, err := s.r.ReadAt(s.buf[at:end], s.off+at); int64(n) < end-at {
+			if !vfs.IsMedium(err) {
+				return err
+			}
+			clear(s.buf[at:end])
+			if k := len(s.bad); k == 0 || s.bad[k-1] < s.off+at {
+				s.bad = append(s.bad, s.off+at)
+			}
+			if len(s.bad) > maxBadBlocks {
+				return fmt.Errorf("more than %d places cannot be read: %w", maxBadBlocks, errors.Join(err, s.why))
+			}
+		}
+		at = end
+	}
+	return nil
+}
+
+// unreadable says whether a place from pos to before end could not be read.
+func (s *scanner) unreadable(pos, end int64) bool {
+	for _, b := range s.bad {
+		if b < end && b+badBlock-b%badBlock > pos {
+			return true
+		}
+	}
+	return false
+}
+
 // step reads the batch at pos and moves behind it. bad says why there is no
 // valid batch or footer with the next LSN; the position stays then. err is a
-// read error. With a footer the payload is nil and the position stays.
+// read error. With a footer the payload is nil and the position stays. The
+// records have not been verified.
 func (s *scanner) step() (h batchHeader, payload []byte, bad string, err error) {
 	b, err := s.window(s.pos, batchHeaderSize)
 	if err != nil {
@@ -66,6 +121,8 @@ func (s *scanner) step() (h batchHeader, payload []byte, bad string, err error) 
 	}
 	h, ok := decodeBatchHeader(b, s.epoch, s.num)
 	switch {
+	case !ok && s.unreadable(s.pos, s.pos+batchHeaderSize):
+		return h, nil, fmt.Sprintf("no valid batch header (%v)", s.why), nil
 	case !ok:
 		return h, nil, "no valid batch header", nil
 	case h.first != s.next:
@@ -82,25 +139,65 @@ func (s *scanner) step() (h batchHeader, payload []byte, bad string, err error) 
 	if err != nil {
 		return h, nil, "", err
 	}
-	payload = b[batchHeaderSize:]
-	if crc32.Checksum(payload, castagnoli) != h.crc {
-		return h, nil, "batch fails its checksum", nil
-	}
 	s.pos += h.size()
 	s.next = h.last() + 1
-	return h, payload, "", nil
+	return h, b[batchHeaderSize:], "", nil
+}
+
+// resync moves the scanner from the damage at pos to the next header that
+// belongs to the segment and continues it; false if there is none, and then it
+// stays.
+func (s *scanner) resync(pos int64) (bool, error) {
+	for ; pos+batchHeaderSize <= s.limit; pos += sectorSize {
+		b, err := s.window(pos, batchHeaderSize)
+		if err != nil {
+			return false, err
+		}
+		if h, ok := decodeBatchHeader(b, s.epoch, s.num); ok && h.kind != kindFooter && h.first >= s.next && h.size() <= s.limit-pos {
+			s.pos, s.next = pos, h.first
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// remains looks at all headers of the segment from pos to the end of the file:
+// whether there are any, and the highest durable LSN in them.
+func (s *scanner) remains(pos int64) (any bool, durable storage.LSN, err error) {
+	for ; pos+batchHeaderSize <= s.size; pos += sectorSize {
+		b, err := s.window(pos, batchHeaderSize)
+		if err != nil {
+			return any, durable, err
+		}
+		if !bytes.Equal(b[:4], []byte(batchMagic)) {
+			continue
+		}
+		h, ok := decodeBatchHeader(b, s.epoch, s.num)
+		if !ok || h.kind == kindFooter && pos+sectorSize != s.size {
+			continue // another's, or not where footers are
+		}
+		any, durable = true, max(durable, h.durable)
+	}
+	return any, durable, nil
 }
 
 // tail is what scanTail found out about a segment that was not sealed.
 type tail struct {
-	end     int64       // where the complete batches end
+	end     int64       // where the batches end that belong to the log
 	next    storage.LSN // the LSN that follows them
 	batches uint32
 	// durable is the highest LSN known to have been synced: what lies above
 	// it may be in the page cache only, and has to be written again.
 	durable storage.LSN
-	redo    int64 // offset of the first batch with records above durable
-	torn    bool  // there are remains of an incomplete batch at end
+	redo    int64  // offset of the first batch with records above durable
+	torn    bool   // there are remains of an incomplete batch at end
+	closed  bool   // the last batch is a closing mark, nothing is torn
+	empty   bool   // there is no batch, and nothing is torn
+	damage  string // what was found that a power cut does not explain
+	at      int64  // and where the first of it is
+	// more is how many records may have followed, in a part of the segment that
+	// cannot be read.
+	more int64
 }
 
 // scanTail finds the end of a segment that was not sealed, which is the last
@@ -110,8 +207,9 @@ type tail struct {
 // no one was told that they are safe, or the file has been damaged. The
 // durable LSN that every batch header carries tells the two apart: a batch
 // whose LSN any intact header behind it knows to have been synced cannot have
-// been torn by a power cut. That is reported as a *CorruptError, never cut off.
-func scanTail(name string, r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
+// been torn by a power cut. That is damage, which Replay reports, and the log
+// goes on behind it; the other is cut off.
+func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 	s := newScanner(r, size, h)
 	t := tail{durable: h.first - 1}
 	type mark struct {
@@ -119,62 +217,84 @@ func scanTail(name string, r io.ReaderAt, size int64, h *segmentHeader) (tail, e
 		last storage.LSN
 	}
 	var unsynced []mark // batches above t.durable
-	reason := ""
+	seen := func(durable storage.LSN) {
+		t.durable = max(t.durable, durable)
+		for len(unsynced) > 0 && unsynced[0].last <= t.durable {
+			unsynced = unsynced[1:]
+		}
+	}
+	damaged := func(pos int64, reason string) {
+		if t.damage == "" {
+			t.damage, t.at = reason, pos
+		}
+	}
+	var recs []Record
+	var lost []Lost
+	looked, behind := false, storage.LSN(0) // the highest durable LSN behind the first trouble
 	for {
-		pos := s.pos
-		b, _, bad, err := s.step()
+		pos, next := s.pos, s.next
+		b, payload, bad, err := s.step()
 		if err != nil {
 			return t, err
 		}
-		if bad != "" {
-			reason = bad
-			break
-		}
-		if b.kind == kindFooter {
+		complete := bad == ""
+		if complete && b.kind == kindFooter {
 			// Sealed, but the file was not shortened to the footer.
 			t.durable = b.durable
 			t.end, t.next, t.redo = s.pos, s.next, s.pos
 			return t, nil
 		}
-		t.batches++
-		t.durable = max(t.durable, b.durable)
-		if b.kind == kindRecords {
-			unsynced = append(unsynced, mark{pos, b.last()})
+		if complete && b.kind == kindRecords {
+			recs, lost = decodeRecords(recs[:0], lost[:0], payload, &b, s.seed)
+			complete = len(lost) == 0
+			clear(recs)
 		}
-		for len(unsynced) > 0 && unsynced[0].last <= t.durable {
-			unsynced = unsynced[1:]
-		}
-	}
-	t.end, t.next, t.redo = s.pos, s.next, s.pos
-
-	// What lies behind decides whether this is the end of the log. The first
-	// sector counts as well: its batch may have a good header and a torn payload.
-	for pos := t.end; pos+batchHeaderSize <= size; pos += sectorSize {
-		b, err := s.window(pos, batchHeaderSize)
-		if err != nil {
-			return t, err
-		}
-		if !bytes.Equal(b[:4], []byte(batchMagic)) {
+		if complete {
+			t.batches++
+			t.closed = b.closing
+			if b.kind == kindRecords {
+				unsynced = append(unsynced, mark{pos, b.last()})
+			}
+			seen(b.durable)
 			continue
 		}
-		b2, ok := decodeBatchHeader(b, s.epoch, s.num)
-		if !ok {
-			continue
+		if !looked {
+			looked = true
+			if t.torn, behind, err = s.remains(pos); err != nil {
+				return t, err
+			}
 		}
-		if b2.kind == kindFooter && pos+sectorSize != size {
-			continue // not where footers are
+		// A batch that cannot be read is not one that was torn.
+		gone := s.unreadable(pos, max(s.pos, pos+batchHeaderSize))
+		if behind >= next || gone {
+			if bad == "" {
+				damaged(pos, lost[0].Reason)
+				t.batches++
+				unsynced = append(unsynced, mark{pos, b.last()})
+				seen(b.durable)
+				continue
+			}
+			damaged(pos, bad)
+			found, err := s.resync(pos)
+			if err != nil {
+				return t, err
+			}
+			if found && (s.next <= behind+1 || gone) {
+				continue
+			}
+			// What else follows is not known to be safe, and has no place behind
+			// a gap.
+			if next = max(next, behind+1); gone && !found {
+				t.more = (size - pos) / recordHeaderSize
+			}
 		}
-		t.torn = true
-		if b2.durable >= t.next {
-			return t, &CorruptError{name, t.end, reason + ", but what follows shows that it had been written and synced"}
+		seen(behind)
+		t.end, t.next, t.redo = pos, next, pos
+		t.empty = t.batches == 0 && !t.torn
+		t.closed = t.closed && !t.torn
+		if len(unsynced) > 0 {
+			t.redo = unsynced[0].pos
 		}
-		t.durable = max(t.durable, b2.durable)
+		return t, nil
 	}
-	for len(unsynced) > 0 && unsynced[0].last <= t.durable {
-		unsynced = unsynced[1:]
-	}
-	if len(unsynced) > 0 {
-		t.redo = unsynced[0].pos
-	}
-	return t, nil
 }

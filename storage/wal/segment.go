@@ -16,26 +16,36 @@ import (
 )
 
 const (
-	liveSuffix  = ".wal"
-	spareSuffix = ".spare" // recycled
-	newSuffix   = ".new"   // being created
-	maxSpares   = 2
+	liveSuffix    = ".wal"
+	spareSuffix   = ".spare"    // preallocated or recycled
+	newSuffix     = ".new"      // being created
+	damagedSuffix = ".damaged-" // parked; Unix seconds follow
 )
 
-// segment is one live file of the log. All fields but pos and file are fixed
-// once a segment is sealed.
+// segment is one live file of the log. All fields but pos, batches, damaged and
+// file are fixed once a segment is sealed.
 type segment struct {
 	hdr    segmentHeader
 	path   string
 	size   int64 // of the file
 	sealed bool
-	end    int64       // sealed: where the batches end
-	next   storage.LSN // sealed: the LSN that follows
+	end    int64       // where the batches end; of the active segment: ended when it was opened
+	next   storage.LSN // the LSN that follows them
+	gap    *Lost       // what is missing between the segment before and this one
+	pieced bool        // the header has been put together from those of batches
+	// unended: not sealed, though it is not the last; end is as far as it can
+	// go then, and next is known from the segment behind.
+	unended bool
+
+	// damaged: it is parked when it has left the log. Set before the log is in
+	// use, by Open and Replay.
+	damaged bool
 
 	// Of the active segment, used by whoever has the writer's role.
 	file    vfs.File
 	pos     int64 // where the next batch goes
 	batches uint32
+	full    bool // takes no more: the next record is to begin a new segment
 }
 
 func segmentName(num uint64, suffix string) string { return fmt.Sprintf("%016x%s", num, suffix) }
@@ -51,46 +61,35 @@ func parseSegmentName(name, suffix string) (uint64, bool) {
 }
 
 // fits says whether a batch of the given size can be written before the footer.
-func (s *segment) fits(size int64) bool { return s.pos+size <= s.size-sectorSize }
+func (s *segment) fits(size int64) bool {
+	return !s.sealed && !s.full && s.pos+size <= s.size-sectorSize
+}
 
 // minSegmentFor returns the length of a segment that takes a batch that big.
 func minSegmentFor(batch int64) int64 { return segmentHeaderSize + batch + sectorSize }
 
-// createSegment makes the next active segment: from a spare if size is the
-// usual one, else from a new file. The header is synced before the file gets
-// its live name, so that no live segment is ever without one; and because of
-// the new epoch in it, nothing that a spare held before can be taken for part
-// of the log.
-func (l *Log) createSegment(num uint64, first storage.LSN, size int64) (*segment, error) {
+// createSegment makes a segment of a spare. The header is synced before the
+// file gets its live name, so that no live segment is ever without one; and
+// because of the new epoch in it, nothing that a spare held before can be taken
+// for part of the log. prev is the LSN that follows the segment before.
+func (l *Log) createSegment(spare spareFile, num uint64, prev, first storage.LSN) (*segment, error) {
 	s := &segment{
 		hdr: segmentHeader{
-			version: formatVersion, num: num, first: first,
-			logID: l.logID, length: size, created: time.Now().UnixNano(),
+			version: formatVersion, num: num, first: first, prev: prev,
+			logID: l.logID, length: spare.size, created: time.Now().UnixNano(),
 		},
-		path: filepath.Join(l.o.Dir, segmentName(num, liveSuffix)), size: size, pos: segmentHeaderSize,
+		path: filepath.Join(l.o.Dir, segmentName(num, liveSuffix)), size: spare.size,
+		pos: segmentHeaderSize, end: segmentHeaderSize, next: first,
 	}
 	var epoch [8]byte
 	rand.Read(epoch[:])
 	s.hdr.epoch = binary.LittleEndian.Uint64(epoch[:])
 
-	spare := ""
-	if size == l.o.SegmentSize {
-		spare = l.takeSpare()
-	}
-	create := spare == ""
-	if create {
-		spare = filepath.Join(l.o.Dir, segmentName(num, newSuffix))
-	}
-	f, err := l.o.FS.Open(spare, create)
+	f, err := l.o.FS.Open(spare.path, false)
 	if err != nil {
 		return nil, err
 	}
 	closeOn := func(err error) (*segment, error) { return nil, errors.Join(err, f.Close()) }
-	if create {
-		if err := f.Preallocate(size); err != nil {
-			return closeOn(fmt.Errorf("reserve %d bytes for a log segment (if the disk is full, make room): %w", size, err))
-		}
-	}
 	if _, err := f.WriteAt(s.hdr.encode(), 0); err != nil {
 		return closeOn(err)
 	}
@@ -101,10 +100,10 @@ func (l *Log) createSegment(num uint64, first storage.LSN, size int64) (*segment
 	if err := f.Close(); err != nil {
 		return nil, err
 	}
-	if err := l.o.FS.Rename(spare, s.path); err != nil {
+	if err := l.o.FS.Rename(spare.path, s.path); err != nil {
 		return nil, err
 	}
-	if err := l.o.FS.SyncDir(l.o.Dir); err != nil {
+	if err := l.syncDir(); err != nil {
 		return nil, err
 	}
 	if s.file, err = l.o.FS.Open(s.path, false); err != nil {
@@ -113,14 +112,14 @@ func (l *Log) createSegment(num uint64, first storage.LSN, size int64) (*segment
 	return s, nil
 }
 
-// seal writes and syncs the footer of the active segment and closes its file;
-// next is the LSN that follows. With shorten, the unused rest is given back.
+// syncDir makes what was created, renamed and removed in the log's directory
+// durable.
+func (l *Log) syncDir() error { return l.o.FS.SyncDir(l.o.Dir) }
+
+// seal writes and syncs the footer and closes the file; next is the LSN that
+// follows. All batches have been synced, and the next segment is on the medium.
+// With shorten, the unused rest is given back.
 func (s *segment) seal(next storage.LSN, shorten bool) error {
-	// A footer, or a file cut to where the footer goes, says that all batches
-	// are safe.
-	if err := s.file.Datasync(); err != nil {
-		return err
-	}
 	if shorten && s.pos+sectorSize < s.size {
 		if err := s.file.Truncate(s.pos + sectorSize); err != nil {
 			return err
@@ -128,25 +127,20 @@ func (s *segment) seal(next storage.LSN, shorten bool) error {
 		s.size = s.pos + sectorSize
 	}
 	s.end, s.next = s.pos, next
-	if err := s.writeFooter(s.file); err != nil {
+	b := make([]byte, sectorSize)
+	footer := batchHeader{
+		kind: kindFooter, epoch: s.hdr.epoch, num: s.hdr.num, log: logWord(s.hdr.logID),
+		first: s.next, durable: s.next - 1, length: s.end, count: s.batches,
+	}
+	footer.encode(b)
+	if _, err := s.file.WriteAt(b, s.size-sectorSize); err != nil {
+		return err
+	}
+	if err := s.file.Sync(); err != nil {
 		return err
 	}
 	s.sealed = true
 	return s.closeFile()
-}
-
-// writeFooter writes and syncs the footer.
-func (s *segment) writeFooter(f vfs.File) error {
-	b := make([]byte, sectorSize)
-	footer := batchHeader{
-		kind: kindFooter, epoch: s.hdr.epoch, num: s.hdr.num,
-		first: s.next, durable: s.next - 1, length: s.end, count: s.batches,
-	}
-	footer.encode(b)
-	if _, err := f.WriteAt(b, s.size-sectorSize); err != nil {
-		return err
-	}
-	return f.Sync()
 }
 
 // closeFile closes the file if it is open.
@@ -159,42 +153,81 @@ func (s *segment) closeFile() error {
 	return f.Close()
 }
 
-// loadSegment opens a live segment and reads its header and footer. The file
-// stays open.
-func loadSegment(fs vfs.FS, dir, name string, num uint64) (_ *segment, err error) {
-	s := &segment{path: filepath.Join(dir, name)}
-	if s.file, err = fs.Open(s.path, false); err != nil {
-		return nil, err
+// readSegment reads header and footer of the file path of the given size, whose
+// name says num. damage says what is wrong; the segment is nil if nothing of it
+// can be used. err wraps ErrFormat, or is a read error.
+func readSegment(r io.ReaderAt, path string, size int64, num uint64) (s *segment, damage, err error) {
+	s = &segment{path: path, size: size &^ (sectorSize - 1)}
+	s.hdr, damage, err = readHeader(r, path, s.size, num)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case damage != nil && s.hdr.epoch == 0:
+		return nil, damage, nil
+	case s.hdr.num != num:
+		return nil, &CorruptError{path, 16, fmt.Sprintf("the header is that of segment %016x", s.hdr.num)}, nil
+	case s.size < minSegmentFor(0):
+		return nil, &CorruptError{path, size, "the file has been cut"}, nil
+	case s.size != size && damage == nil:
+		damage = &CorruptError{path, size, "the file has been cut"}
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.closeFile())
-		}
-	}()
-	if s.size, err = s.file.Size(); err != nil {
-		return nil, err
-	}
+	s.pieced = s.hdr.created == 0
+	s.end, s.next, s.pos = segmentHeaderSize, s.hdr.first, segmentHeaderSize
 	b := make([]byte, sectorSize)
-	n, err := readAt(s.file, b, 0)
-	if err != nil {
-		return nil, err
-	}
-	if s.hdr, err = decodeSegmentHeader(s.path, b[:n]); err != nil {
-		return nil, err
-	}
-	if s.hdr.num != num {
-		return nil, &CorruptError{s.path, 16, fmt.Sprintf("the header is that of segment %016x", s.hdr.num)}
-	}
-	if s.size < minSegmentFor(0) || s.size%sectorSize != 0 {
-		return nil, &CorruptError{s.path, s.size, "the file has been cut"}
-	}
-	if _, err = readAt(s.file, b, s.size-sectorSize); err != nil {
-		return nil, err
+	if _, err := readAt(r, b, s.size-sectorSize); err != nil {
+		if !vfs.IsMedium(err) {
+			return nil, nil, err
+		}
+		if damage == nil {
+			damage = &CorruptError{path, s.size - sectorSize, "the footer cannot be read: " + err.Error()}
+		}
+		return s, damage, nil
 	}
 	if h, ok := decodeBatchHeader(b, s.hdr.epoch, num); ok && h.kind == kindFooter && h.length <= s.size-sectorSize && h.first >= s.hdr.first {
 		s.sealed, s.end, s.next, s.batches = true, h.length, h.first, h.count
 	}
-	return s, nil
+	return s, damage, nil
+}
+
+// readHeader reads the segment header: the first copy, else the second, else it
+// puts together what batch headers tell. The epoch is 0 if nothing does.
+func readHeader(r io.ReaderAt, path string, size int64, num uint64) (h segmentHeader, damage, err error) {
+	b := make([]byte, sectorSize)
+	for _, off := range []int64{0, secondHeader} {
+		n, err := readAt(r, b, off)
+		var herr error
+		if err != nil && !vfs.IsMedium(err) {
+			return h, nil, err
+		}
+		if err != nil {
+			herr = &CorruptError{path, off, "the segment header cannot be read: " + err.Error()}
+		} else {
+			h, herr = decodeSegmentHeader(path, b[:n])
+		}
+		switch {
+		case errors.Is(herr, ErrFormat):
+			return h, nil, herr
+		case herr == nil && damage != nil:
+			return h, fmt.Errorf("%w (its second copy is intact)", damage), nil
+		case herr == nil:
+			return h, nil, nil
+		case damage == nil:
+			damage = herr
+		}
+	}
+	s := &scanner{r: r, size: size}
+	for pos := int64(segmentHeaderSize); pos+batchHeaderSize <= size; pos += sectorSize {
+		b, err := s.window(pos, batchHeaderSize)
+		if err != nil {
+			return segmentHeader{}, nil, err
+		}
+		if bh, ok := decodeAnyBatchHeader(b, num); ok {
+			h = segmentHeader{version: formatVersion, num: num, epoch: bh.epoch, first: bh.first, prev: bh.first, length: size}
+			binary.LittleEndian.PutUint32(h.logID[:], bh.log)
+			return h, damage, nil
+		}
+	}
+	return segmentHeader{}, damage, nil
 }
 
 // readAt is ReadAt that takes a short read at the end for success.

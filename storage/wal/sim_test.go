@@ -79,8 +79,9 @@ func (h *history) onCommit(t testing.TB) func([]wal.Record) {
 }
 
 // check replays l: everything up to safe has to be there, the rest may end at
-// any record. It forgets what has been lost.
-func (h *history) check(t testing.TB, l *wal.Log, safe storage.LSN) {
+// any record. It forgets what has been lost. It returns false if the power went
+// off meanwhile.
+func (h *history) check(t testing.TB, l *wal.Log, safe storage.LSN) bool {
 	t.Helper()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -103,6 +104,9 @@ func (h *history) check(t testing.TB, l *wal.Log, safe storage.LSN) {
 		next++
 		return nil
 	})
+	if errors.Is(err, simfs.ErrPowerOff) {
+		return false
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +120,7 @@ func (h *history) check(t testing.TB, l *wal.Log, safe storage.LSN) {
 		delete(h.recs, lsn)
 	}
 	h.last, h.acked = next-1, next-1
+	return true
 }
 
 // seeds returns how many seeds a simulation runs: WAL_SEEDS overrides n.
@@ -198,7 +203,10 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 		}
 		return nil, false
 	}
-	h.check(t, l, safe)
+	if !h.check(t, l, safe) {
+		l.Close()
+		return nil, false
+	}
 	failed := func(err error) bool {
 		if err != nil && !errors.Is(err, simfs.ErrPowerOff) {
 			t.Fatal(err)

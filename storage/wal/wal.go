@@ -16,16 +16,38 @@
 // written as they are, handed to OnCommit, and never used again for anything
 // else; the garbage collector frees them when the last record is dropped.
 //
+// # The four states of a record
+//
+// They come in this order, and each LSN that they are known by only rises:
+//
+//	appended  [Log.Appended]  has its LSN, in memory only
+//	written   [Log.Written]   handed to the operating system: outlives the process
+//	durable   [Log.Durable]   synced: outlives a power cut
+//	applied   [Log.Applied]   OnCommit has returned for it
+//
+// Without SyncInterval written and durable come together, and before applied.
+// With it a record is applied when it is written, and durable up to SyncInterval
+// later. A checkpoint that goes beyond Durable would outlive the log, see
+// [Log.SyncWritten]. Nothing above Applied is ever trimmed.
+//
+// # Format and damage
+//
 // The on-disk format is drawn in format.go. What is known to be on stable
 // storage is recorded in every batch, which is how [Open] tells the end of a
 // log that a power cut tore (cut off, no one was told that it is safe) from
-// damage (reported, see [CorruptError]). What it cannot tell: damage to the
-// very last batch of a log that was not closed, if it was written less than
-// MarkDelay before the stop, looks like a torn write.
+// damage (reported record by record, see [Log.ReplayLossy]). What it cannot
+// tell: damage to the very last batch of a log that was not closed, if it was
+// written less than MarkDelay before the stop, looks like a torn write.
+//
+// # Errors
 //
 // The first write or sync that fails ends the log: nothing is acknowledged
 // after it, and only a restart, which recovers from disk, helps. A sync is
 // never tried again, because the kernel may have dropped what it could not write.
+//
+// A file system without room is not an error but a state: room is set aside
+// before a record is accepted, so that none is accepted that could not be
+// written, see [ErrNoSpace] and [Options].OnSpace.
 //
 // Two build tags break durability on purpose, for tests of test rigs:
 //
@@ -36,7 +58,6 @@ package wal
 import (
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -205,7 +226,7 @@ type Log struct {
 	applying  bool
 	unapplied int64     // bytes appended for which OnCommit has not returned
 	blocked   int       // goroutines in space
-	space     sync.Cond // unapplied has fallen
+	space     sync.Cond // unapplied has fallen, or there is room in files
 	work      sync.Cond // a worker has something to do
 	slab      []byte    // batches are cut from it, its free part starts at slabOff
 	slabOff   int
@@ -217,12 +238,23 @@ type Log struct {
 	idleArmed bool
 	idleSeen  uint64     // durable when idle was armed
 	segs      []*segment // oldest first; the last is the active one
-	spares    []string
+	holds     holds
+
+	// Room, see space.go.
+	plan      plan
+	spares    []spareFile
+	alloc     sync.Cond // the allocator has something to do
+	starved   int       // appends that wait for a file
+	full      error     // why the last file could not be allocated; nil if it could
+	fullSince time.Time
+	noRetry   bool // until tryAgain
 
 	// Writer's role only.
 	active     *segment
 	activeNext storage.LSN // LSN that follows the last batch written
 	recorded   uint64      // highest durable LSN in a header of the active segment
+	nextGap    *Lost       // what is missing before the next segment
+	pristine   bool        // nothing has been written since Open
 
 	fileMu  sync.Mutex // held to sync the active file outside of the writer's role, and to change it
 	syncErr error      // under fileMu: a sync has failed, and the next one would succeed without being true
@@ -231,7 +263,10 @@ type Log struct {
 	told    storage.LSN // what OnDurable was told, under durMu
 	durable atomic.Uint64
 	written atomic.Uint64
+	applied atomic.Uint64
+	lost    atomic.Uint64
 	used    atomic.Int64 // bytes used in the active segment
+	watch   watchdog
 
 	syncs, batches, records, bytes atomic.Uint64
 	lastSync                       atomic.Int64
@@ -243,7 +278,8 @@ type Log struct {
 
 func newLog(o Options) *Log {
 	l := &Log{o: o, dirty: make(chan struct{}, 1), stop: make(chan struct{})}
-	l.space.L, l.work.L = &l.mu, &l.mu
+	l.space.L, l.work.L, l.alloc.L = &l.mu, &l.mu, &l.mu
+	l.watch.init(o.StallAfter, o.Log)
 	l.pend = l.newGroup()
 	return l
 }
@@ -253,12 +289,15 @@ func (l *Log) setRecovered(next storage.LSN) {
 	l.next, l.activeNext, l.told, l.recorded = next, next, next-1, uint64(next-1)
 	l.durable.Store(uint64(next - 1))
 	l.written.Store(uint64(next - 1))
+	l.applied.Store(uint64(next - 1))
 }
 
 // start begins service with the last of segs active.
 func (l *Log) start() {
 	l.active = l.segs[len(l.segs)-1]
 	l.used.Store(l.active.pos)
+	l.plan.restart(l.active)
+	l.pristine = true
 	l.lazy = time.AfterFunc(time.Hour, l.lazyDue)
 	l.lazy.Stop()
 	l.idle = time.AfterFunc(time.Hour, l.markDue)
@@ -266,6 +305,7 @@ func (l *Log) start() {
 	for range 2 { // so that one can write while the other applies
 		l.workers.Go(l.worker)
 	}
+	l.workers.Go(l.allocator)
 	if l.o.SyncInterval > 0 {
 		l.workers.Go(l.syncer)
 	}
@@ -286,28 +326,23 @@ func (l *Log) newGroup() *group {
 //
 // The record is not safe before OnCommit has seen it.
 func (l *Log) Append(g storage.GroupID, tag any, parts ...[]byte) (storage.LSN, error) {
-	return l.append(g, tag, false, parts)
+	return l.append(g, tag, plain, parts)
 }
 
 // AppendLazy is AppendUrgent for records that no one waits for: they ride with
 // the next commit, or are committed after LazyDelay. It never blocks.
 func (l *Log) AppendLazy(g storage.GroupID, parts ...[]byte) (storage.LSN, error) {
-	return l.append(g, nil, true, parts)
+	return l.append(g, nil, lazy, parts)
 }
 
 // AppendUrgent is Append for records that must get through when the disk is
 // full, such as those that lead to room being freed: it may use the reserve,
 // and fails with ErrNoSpace only when that is used up as well.
 func (l *Log) AppendUrgent(g storage.GroupID, tag any, parts ...[]byte) (storage.LSN, error) {
-	return l.append(g, tag, false, parts)
+	return l.append(g, tag, urgent, parts)
 }
 
-// Space returns the log's state as to room on the file system.
-func (l *Log) Space() Space {
-	return Space{SegmentSize: l.o.SegmentSize}
-}
-
-func (l *Log) append(g storage.GroupID, tag any, lazy bool, parts [][]byte) (storage.LSN, error) {
+func (l *Log) append(g storage.GroupID, tag any, c class, parts [][]byte) (storage.LSN, error) {
 	n := 0
 	for _, p := range parts {
 		n += len(p)
@@ -322,14 +357,23 @@ func (l *Log) append(g storage.GroupID, tag any, lazy bool, parts [][]byte) (sto
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for !lazy && l.usable() == nil && l.unapplied > 0 && l.unapplied+int64(need) > l.o.MaxPending {
-		l.kick()
-		l.blocked++
-		l.space.Wait()
-		l.blocked--
-	}
-	if err := l.usable(); err != nil {
-		return 0, err
+	for {
+		if err := l.usable(); err != nil {
+			return 0, err
+		}
+		if c != lazy && l.unapplied > 0 && l.unapplied+int64(need) > l.o.MaxPending {
+			l.kick()
+			l.blocked++
+			l.space.Wait()
+			l.blocked--
+			continue
+		}
+		if l.makeRoom(need, c) {
+			break
+		}
+		if err := l.waitRoom(need, c); err != nil {
+			return 0, err
+		}
 	}
 	p := l.pend
 	b, dst := l.reserve(need)
@@ -348,7 +392,7 @@ func (l *Log) append(g storage.GroupID, tag any, lazy bool, parts [][]byte) (sto
 	l.unapplied += int64(need)
 	p.recs = append(p.recs, Record{LSN: lsn, Group: g, Data: data[:n:n], Tag: tag})
 	l.newest = p
-	if lazy && !l.lazyArmed && !p.kicked {
+	if c == lazy && !l.lazyArmed && !p.kicked {
 		l.lazyArmed = true
 		l.lazy.Reset(LazyDelay)
 	}
@@ -367,23 +411,22 @@ func (l *Log) usable() error {
 }
 
 // reserve returns the batch that takes a record of need bytes and the room for
-// it there. Batches are cut one after the other from a slab, so that a batch of
-// any size wastes no memory beyond padding; a large record gets its own.
+// it there, after makeRoom. Batches are cut one after the other from a slab, so
+// that a batch of any size wastes no memory beyond padding; a large record gets
+// its own.
 func (l *Log) reserve(need int) (*batch, []byte) {
 	p := l.pend
 	if l.open {
 		b := &p.batches[len(p.batches)-1]
 		n := len(b.buf)
-		if int(roundUp(int64(n+need))) <= cap(b.buf) {
-			b.buf = b.buf[:n+need]
-			return b, b.buf[n:]
-		}
-		l.closeBatch()
+		b.buf = b.buf[:n+need]
+		return b, b.buf[n:]
 	}
 	size := int(roundUp(int64(batchHeaderSize + need)))
 	var buf []byte
 	if size > l.slabLen()/2 {
 		buf = make([]byte, size)
+		l.plan.pos += int64(size)
 	} else {
 		if size > len(l.slab)-l.slabOff {
 			l.slab, l.slabOff = make([]byte, l.slabLen()), 0
@@ -415,7 +458,9 @@ func (l *Log) closeBatch() {
 	n := int(roundUp(int64(len(b.buf))))
 	b.buf = b.buf[:n:n]
 	l.slabOff += n
+	l.plan.pos += int64(n)
 	l.open = false
+	l.wakeAllocator()
 }
 
 // Kick starts committing what has been appended and does not wait for it.
@@ -544,9 +589,13 @@ func (l *Log) markDue() {
 		l.armIdle()
 		return
 	}
+	if l.recorded >= d || !l.active.fits(sectorSize) {
+		return // the next batch, or the footer, will tell
+	}
 	l.writing = true
+	l.plan.pos += sectorSize // nothing is pending: it is in the active segment
 	l.mu.Unlock()
-	err := l.writeMark(d)
+	err := l.writeMark(d, false)
 	l.mu.Lock()
 	l.writing = false
 	l.closeWait()
@@ -558,21 +607,30 @@ func (l *Log) markDue() {
 }
 
 // writeMark records that everything up to durable, the last record written, is
-// safe. Writer's role.
-func (l *Log) writeMark(durable uint64) error {
+// safe. There is room for it. Writer's role.
+func (l *Log) writeMark(durable uint64, closing bool) error {
 	s := l.active
-	if l.recorded >= durable || !s.fits(sectorSize) {
-		return nil // the next batch, or the footer, will tell
-	}
 	b := make([]byte, sectorSize)
-	h := batchHeader{kind: kindMark, epoch: s.hdr.epoch, num: s.hdr.num, first: l.activeNext, durable: storage.LSN(durable)}
+	h := batchHeader{
+		kind: kindMark, closing: closing, epoch: s.hdr.epoch, num: s.hdr.num, log: logWord(s.hdr.logID),
+		first: l.activeNext, durable: storage.LSN(durable),
+	}
 	h.encode(b)
+	if err := l.write(s, b); err != nil {
+		return err
+	}
+	l.recorded = durable
+	return nil
+}
+
+// write writes a batch to the end of the active segment. Writer's role.
+func (l *Log) write(s *segment, b []byte) error {
+	defer l.watch.end(l.watch.begin(watchWrite, "write", s.path))
 	if _, err := s.file.WriteAt(b, s.pos); err != nil {
 		return err
 	}
-	s.pos += sectorSize
+	s.pos += int64(len(b))
 	s.batches++
-	l.recorded = durable
 	l.used.Store(s.pos)
 	return nil
 }
@@ -620,6 +678,7 @@ func (l *Log) apply() {
 	}
 	l.mu.Lock()
 	l.applying = false
+	l.applied.Store(uint64(g.last))
 	l.closeWait()
 	l.applyQ[0] = nil
 	if l.applyQ = l.applyQ[1:]; len(l.applyQ) == 0 {
@@ -674,6 +733,7 @@ func (l *Log) wakeAll() {
 	}
 	l.space.Broadcast()
 	l.work.Broadcast()
+	l.alloc.Broadcast()
 }
 
 // writeGroup writes batches up to the given LSN and, unless SyncInterval is
@@ -683,25 +743,22 @@ func (l *Log) writeGroup(batches []batch, last storage.LSN) error {
 		b := &batches[i]
 		size := int64(len(b.buf))
 		if !l.active.fits(size) {
-			if err := l.rollover(size); err != nil {
+			if err := l.rollover(); err != nil {
 				return err
 			}
 		}
 		s := l.active
 		h := batchHeader{
-			kind: kindRecords, epoch: s.hdr.epoch, num: s.hdr.num, first: b.first,
+			kind: kindRecords, epoch: s.hdr.epoch, num: s.hdr.num, log: logWord(s.hdr.logID), first: b.first,
 			durable: storage.LSN(l.durable.Load()), length: int64(b.payload), count: b.count,
-			crc: crc32.Checksum(b.buf[batchHeaderSize:batchHeaderSize+b.payload], castagnoli),
+			crc: finishRecords(b.buf[batchHeaderSize:batchHeaderSize+b.payload], b.first, epochSeed(s.hdr.epoch)),
 		}
 		h.encode(b.buf)
-		l.recorded = uint64(h.durable)
-		if _, err := s.file.WriteAt(b.buf, s.pos); err != nil {
+		l.recorded, l.pristine = uint64(h.durable), false
+		if err := l.write(s, b.buf); err != nil {
 			return err
 		}
-		s.pos += size
-		s.batches++
 		l.activeNext = h.last() + 1
-		l.used.Store(s.pos)
 		l.batches.Add(1)
 		l.records.Add(uint64(b.count))
 		l.bytes.Add(uint64(size))
@@ -714,7 +771,7 @@ func (l *Log) writeGroup(batches []batch, last storage.LSN) error {
 		}
 		return nil
 	}
-	if err := l.datasync(l.active.file); err != nil {
+	if err := l.datasync(watchWrite, l.active); err != nil {
 		return err
 	}
 	l.written.Store(uint64(last))
@@ -722,12 +779,14 @@ func (l *Log) writeGroup(batches []batch, last storage.LSN) error {
 	return nil
 }
 
-func (l *Log) datasync(f vfs.File) error {
+// datasync makes what has been written to the active segment durable.
+func (l *Log) datasync(w watched, s *segment) error {
 	if noFsync {
 		return nil
 	}
+	defer l.watch.end(l.watch.begin(w, "fdatasync", s.path))
 	start := time.Now()
-	if err := f.Datasync(); err != nil {
+	if err := s.file.Datasync(); err != nil {
 		return err
 	}
 	l.lastSync.Store(int64(time.Since(start)))
@@ -735,24 +794,42 @@ func (l *Log) datasync(f vfs.File) error {
 	return nil
 }
 
-// rollover seals the active segment, which makes all of it durable, and starts
-// the next one with room for a batch of the given size. Writer's role.
-func (l *Log) rollover(batch int64) error {
+// rollover starts the next segment, in the file planned for it, and seals the
+// active one, which makes all of it durable. The footer comes last: it says that
+// there is a next segment. Writer's role.
+func (l *Log) rollover() error {
+	defer l.watch.end(l.watch.begin(watchWrite, "next segment after", l.active.path))
 	l.fileMu.Lock()
 	defer l.fileMu.Unlock()
 	if l.syncErr != nil {
 		return l.syncErr
 	}
 	s := l.active
-	if l.syncErr = s.seal(l.activeNext, false); l.syncErr != nil {
-		return l.syncErr
+	prev, gap := l.activeNext, l.nextGap
+	if gap != nil {
+		prev = gap.First
 	}
-	l.durable.Store(uint64(l.activeNext - 1))
-	l.recorded = uint64(l.activeNext - 1)
-	n, err := l.createSegment(s.hdr.num+1, l.activeNext, max(l.o.SegmentSize, minSegmentFor(batch)))
+	if !s.sealed {
+		if l.syncErr = s.file.Datasync(); l.syncErr != nil {
+			return l.syncErr
+		}
+		l.durable.Store(max(l.durable.Load(), uint64(l.activeNext-1)))
+	}
+	l.mu.Lock()
+	spare := l.plan.files[0]
+	l.plan.files = l.plan.files[1:]
+	l.mu.Unlock()
+	n, err := l.createSegment(spare, s.hdr.num+1, prev, l.activeNext)
 	if err != nil {
 		return err
 	}
+	n.gap, l.nextGap = gap, nil
+	if !s.sealed {
+		if l.syncErr = s.seal(prev, false); l.syncErr != nil {
+			return errors.Join(l.syncErr, n.closeFile())
+		}
+	}
+	l.recorded = uint64(l.activeNext - 1)
 	l.mu.Lock()
 	l.segs = append(l.segs, n)
 	l.mu.Unlock()
@@ -791,7 +868,7 @@ func (l *Log) syncWritten() error {
 	if err == nil && w > l.durable.Load() {
 		if l.active.file == nil {
 			err = storage.ErrClosed
-		} else if err = l.datasync(l.active.file); err == nil {
+		} else if err = l.datasync(watchSync, l.active); err == nil {
 			l.durable.Store(w)
 		} else {
 			l.syncErr = err
@@ -854,6 +931,16 @@ func (l *Log) Durable() storage.LSN { return storage.LSN(l.durable.Load()) }
 // operating system. Unless SyncInterval is set it equals Durable.
 func (l *Log) Written() storage.LSN { return storage.LSN(l.written.Load()) }
 
+// Applied returns the LSN up to which OnCommit has returned.
+func (l *Log) Applied() storage.LSN { return storage.LSN(l.applied.Load()) }
+
+// Appended returns the LSN of the last record appended.
+func (l *Log) Appended() storage.LSN {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next - 1
+}
+
 // Size returns the bytes that records take in live segments, the unused part
 // of the active one and spares not included.
 func (l *Log) Size() int64 {
@@ -880,27 +967,17 @@ func (l *Log) Stats() Stats {
 	return Stats{
 		Syncs: l.syncs.Load(), Batches: l.batches.Load(), Records: l.records.Load(), Bytes: l.bytes.Load(),
 		LastSync: time.Duration(l.lastSync.Load()), Segments: len(l.segs), Spares: len(l.spares),
+		Lost: l.lost.Load(), Stall: l.watch.stall(),
 	}
-}
-
-// takeSpare returns the path of a recycled segment, or "".
-func (l *Log) takeSpare() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	n := len(l.spares)
-	if n == 0 {
-		return ""
-	}
-	path := l.spares[n-1]
-	l.spares = l.spares[:n-1]
-	return path
 }
 
 // Trim recycles or removes the segments that hold only records below the given
-// LSN. The active segment stays.
+// LSN, and sets aside those that are damaged. The active segment stays, and so
+// does what OnCommit has not returned for.
 func (l *Log) Trim(below storage.LSN) error {
 	l.trimMu.Lock()
 	defer l.trimMu.Unlock()
+	below = min(below, l.Applied()+1)
 	for {
 		l.mu.Lock()
 		if err := l.usable(); err != nil {
@@ -913,29 +990,41 @@ func (l *Log) Trim(below storage.LSN) error {
 			l.mu.Unlock()
 			return nil
 		}
-		recycle := s.size == l.o.SegmentSize && len(l.spares) < maxSpares
+		recycle := !s.damaged && l.keepsSpare(s.size)
+		fresh := spareFile{}
+		if !s.damaged && !recycle && l.fitsSpare(s.size) {
+			fresh, recycle = l.takeFresh(s.size)
+		}
 		l.mu.Unlock()
-		if err := l.trimOne(s, recycle); err != nil {
+		err := l.trimOne(s, recycle)
+		if fresh.path != "" {
+			err = errors.Join(err, l.o.FS.Remove(fresh.path))
+		}
+		if err != nil {
 			return fmt.Errorf("trim log: %w", err)
 		}
+		l.tryAgain() // there may be room now
 	}
 }
 
 // trimOne takes the oldest segment out of the log. The directory is synced
 // after each, so that no power cut leaves a hole between segments.
 func (l *Log) trimOne(s *segment, recycle bool) error {
-	fs := l.o.FS
-	spare := s.path[:len(s.path)-len(liveSuffix)] + spareSuffix
+	defer l.watch.end(l.watch.begin(watchTrim, "trim", s.path))
+	spare := spareFile{s.path[:len(s.path)-len(liveSuffix)] + spareSuffix, s.size, false}
 	var err error
-	if recycle {
-		err = fs.Rename(s.path, spare)
-	} else {
-		err = fs.Remove(s.path)
+	switch {
+	case s.damaged:
+		err = l.park(s.path)
+	case recycle:
+		err = l.o.FS.Rename(s.path, spare.path)
+	default:
+		err = l.o.FS.Remove(s.path)
 	}
 	if err != nil {
 		return err
 	}
-	if err := fs.SyncDir(l.o.Dir); err != nil {
+	if err := l.syncDir(); err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.fail(err)
@@ -946,12 +1035,13 @@ func (l *Log) trimOne(s *segment, recycle bool) error {
 	l.segs = l.segs[1:]
 	if recycle {
 		l.spares = append(l.spares, spare)
+		l.space.Broadcast()
 	}
 	return nil
 }
 
-// Close commits what is pending, seals the log so that the next Open needs no
-// recovery, and releases its files. The log is unusable afterwards; Close
+// Close commits what is pending, marks the log as closed so that the next Open
+// needs no recovery, and releases its files. The log is unusable afterwards; Close
 // returns the log's error if it had failed.
 func (l *Log) Close() error {
 	l.mu.Lock()
@@ -979,16 +1069,38 @@ func (l *Log) Close() error {
 	defer l.trimMu.Unlock()
 	l.fileMu.Lock()
 	defer l.fileMu.Unlock()
+	l.watch.stop()
 	if failed == nil {
 		failed = l.syncErr // by the syncer, meanwhile
 	}
 	if failed != nil || err != nil {
 		return errors.Join(failed, l.active.closeFile())
 	}
-	if err := l.active.seal(l.activeNext, true); err != nil {
-		err = fmt.Errorf("close log: %w", err)
-		return errors.Join(err, l.active.closeFile())
+	if err := l.closeActive(); err != nil {
+		return errors.Join(fmt.Errorf("close log: %w", err), l.active.closeFile())
 	}
-	l.durable.Store(uint64(l.activeNext - 1))
-	return nil
+	return l.active.closeFile()
+}
+
+// closeActive ends the active segment with a closing mark. Without room for it
+// the next start does without.
+func (l *Log) closeActive() error {
+	s := l.active
+	if s.sealed || l.pristine {
+		return nil // as it was found
+	}
+	// The mark says that all before it is durable, so this has to be first.
+	if l.durable.Load() < uint64(l.activeNext-1) {
+		if err := l.datasync(watchWrite, s); err != nil {
+			return err
+		}
+		l.durable.Store(uint64(l.activeNext - 1))
+	}
+	if !s.fits(sectorSize) {
+		return nil
+	}
+	if err := l.writeMark(l.durable.Load(), true); err != nil {
+		return err
+	}
+	return s.file.Datasync()
 }
