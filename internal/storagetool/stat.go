@@ -136,7 +136,7 @@ func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {
 	for _, g := range info.Segments {
 		l.Bytes += g.Used
 		l.Preallocated += g.Size - g.Used
-		l.CleanShutdown = g.Sealed
+		l.CleanShutdown = g.Closed
 	}
 	for _, f := range info.Spares {
 		l.SpareBytes += f.Size

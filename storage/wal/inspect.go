@@ -23,6 +23,7 @@ type SegmentInfo struct {
 	Records int
 	Created time.Time
 	Sealed  bool
+	Closed  bool // the newest, left by Close or not yet used: the next start goes on in it
 	Torn    bool // ends in a batch that no one was told to be safe; the next start cuts it off
 }
 
@@ -165,6 +166,7 @@ func (in *inspection) segment(s *segment, si *SegmentInfo, fresh bool) error {
 		if err != nil {
 			return fmt.Errorf("scan log: read %s: %w", s.path, err)
 		}
+		si.Closed = (t.closed || t.empty) && t.damage == ""
 		s.end, s.next, s.batches, si.Torn = t.end, t.next, t.batches, t.torn && t.damage == ""
 		if missing := s.hdr.length - s.size; missing > 0 {
 			in.damage(s.path, s.size, "the file has been cut, %d bytes are missing", missing)

@@ -259,6 +259,8 @@ type Log struct {
 	fileMu  sync.Mutex // held to sync the active file outside of the writer's role, and to change it
 	syncErr error      // under fileMu: a sync has failed, and the next one would succeed without being true
 	trimMu  sync.Mutex
+	// needless is what Trim was asked for, under trimMu.
+	needless storage.LSN
 	durMu   sync.Mutex
 	told    storage.LSN // what OnDurable was told, under durMu
 	durable atomic.Uint64
@@ -973,16 +975,29 @@ func (l *Log) Stats() Stats {
 
 // Trim recycles or removes the segments that hold only records below the given
 // LSN, and sets aside those that are damaged. The active segment stays, and so
-// does what OnCommit has not returned for.
+// does what OnCommit has not returned for. If no record is needed any more when
+// the log is closed, Close leaves an empty segment, so that the next start has
+// nothing to read.
 func (l *Log) Trim(below storage.LSN) error {
 	l.trimMu.Lock()
 	defer l.trimMu.Unlock()
+	l.mu.Lock()
+	l.needless = max(l.needless, min(below, l.next)) // of what there is now
+	err := l.usable()
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return l.trim(below)
+}
+
+func (l *Log) trim(below storage.LSN) error {
 	below = min(below, l.Applied()+1)
 	for {
 		l.mu.Lock()
-		if err := l.usable(); err != nil {
-			l.mu.Unlock()
-			return err
+		if l.err != nil {
+			defer l.mu.Unlock()
+			return l.err
 		}
 		s := l.segs[0]
 		// A segment is sealed before its successor is listed.
@@ -1052,6 +1067,11 @@ func (l *Log) Close() error {
 	l.closing = true
 	l.space.Broadcast()
 	err := l.commit()
+	l.mu.Unlock()
+	if err == nil {
+		err = l.empty()
+	}
+	l.mu.Lock()
 	failed := l.err
 	if l.err == nil {
 		l.err = storage.ErrClosed
@@ -1082,12 +1102,48 @@ func (l *Log) Close() error {
 	return l.active.closeFile()
 }
 
+// empty begins a new segment if no record of the active one is needed, and trims
+// that. Without a file for it it does nothing.
+func (l *Log) empty() error {
+	l.trimMu.Lock()
+	defer l.trimMu.Unlock()
+	l.mu.Lock()
+	for l.writing || l.applying {
+		l.work.Wait()
+	}
+	s := l.active
+	if l.err != nil || l.needless < l.next || l.applied.Load()+1 < uint64(l.next) || l.next == s.hdr.first {
+		l.mu.Unlock()
+		return nil
+	}
+	f, ok := l.takeSpare(0)
+	if !ok {
+		l.mu.Unlock()
+		return nil
+	}
+	l.plan.files = append(l.plan.files, f)
+	l.writing = true
+	l.mu.Unlock()
+	err := l.rollover()
+	l.mu.Lock()
+	l.writing = false
+	if err != nil {
+		l.fail(err)
+		err = l.err
+	}
+	l.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return l.trim(l.needless)
+}
+
 // closeActive ends the active segment with a closing mark. Without room for it
 // the next start does without.
 func (l *Log) closeActive() error {
 	s := l.active
-	if s.sealed || l.pristine {
-		return nil // as it was found
+	if s.sealed || l.pristine || s.pos == segmentHeaderSize {
+		return nil // as it was found, or empty
 	}
 	// The mark says that all before it is durable, so this has to be first.
 	if l.durable.Load() < uint64(l.activeNext-1) {
