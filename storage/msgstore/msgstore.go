@@ -135,7 +135,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync, floor: floor}
+	s := &Store{image: newImage(path, db), log: o.Log, noSync: o.noSync, floor: floor}
 	s.Table = table.New(s.image, path)
 	err = s.load()
 	if errors.Is(err, errDamagedIndex) {
@@ -174,7 +174,13 @@ func openFile(path string, noSync bool, init func(*bbolt.Tx) error) (*bbolt.DB, 
 		NoStatistics:    true,
 		NoSync:          noSync,
 		PageSize:        pageSize,
-	}, init)
+	}, func(tx *bbolt.Tx) error {
+		tx.DB().AllocSize = allocSize
+		if init == nil {
+			return nil
+		}
+		return init(tx)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -195,6 +201,11 @@ func layout(uid [16]byte) func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketStore)
 		// The identity is sealed with no identity: it is what says which.
 		if err := b.Put(keyIdentity, newSealer([16]byte{}, bucketStore).finish(keyIdentity, v)); err != nil {
+			return err
+		}
+		v = make([]byte, overhead+8)
+		_, _ = rand.Read(v[overhead:]) // never fails
+		if err := b.Put(keyFile, newSealer(uid, bucketStore).finish(keyFile, v)); err != nil {
 			return err
 		}
 		state := encodeState(0, storage.State{First: 1}, 1, nil)
