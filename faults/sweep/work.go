@@ -163,12 +163,12 @@ func (c *client) deleteMessage(ctx context.Context, seq uint64) error {
 	c.t.mu.Lock()
 	s.removed[seq] = perhaps
 	c.t.mu.Unlock()
-	st, err := c.js.Stream(ctx, keepStream)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errGone, err)
-	}
 	var f fate
-	err = c.answered("delete message", &f, st.DeleteMsg(ctx, seq))
+	st, err := c.js.Stream(ctx, keepStream)
+	if err == nil {
+		err = st.DeleteMsg(ctx, seq)
+	}
+	err = c.answered("delete message", &f, err)
 	if f == done {
 		c.t.mu.Lock()
 		s.removed[seq] = done
@@ -188,10 +188,10 @@ func (c *client) purge(ctx context.Context) error {
 	c.t.mu.Unlock()
 	c.t.try(&s.purged)
 	st, err := c.js.Stream(ctx, oldStream)
-	if err != nil {
-		return fmt.Errorf("%w: %w", errGone, err)
+	if err == nil {
+		err = st.Purge(ctx)
 	}
-	return c.answered("purge", &s.purged, st.Purge(ctx))
+	return c.answered("purge", &s.purged, err)
 }
 
 func (c *client) deleteStream(ctx context.Context) error {
