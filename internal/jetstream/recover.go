@@ -280,6 +280,10 @@ func neverUsed(dir string) bool {
 	}
 	// A file that was being made does not have its name yet.
 	entries = slices.DeleteFunc(entries, func(f fs.DirEntry) bool { return f.Name() == msgstore.FileName+".new" })
+	// So is the floor before a first checkpoint.
+	if _, err := msgstore.ReadFloor(dir); errors.Is(err, fs.ErrNotExist) {
+		entries = slices.DeleteFunc(entries, func(f fs.DirEntry) bool { return f.Name() == msgstore.FloorName })
+	}
 	for _, f := range entries {
 		if f.IsDir() {
 			return false

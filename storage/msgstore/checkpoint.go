@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"syscall"
@@ -440,20 +441,15 @@ func (s *Store) Checkpoint() error {
 	}
 	im := s.image
 	fail := func(err error) error {
-		switch {
-		case im.failed.Load():
-			err = errors.Join(storage.ErrFailed, err)
-		case errors.Is(err, storage.ErrClosed), errors.Is(err, storage.ErrCorrupt), full(err):
-		default:
+		if err = failure(err); errors.Is(err, storage.ErrFailed) {
 			// After a failed fsync the kernel may take for clean what is not
 			// on disk; trying again would succeed without being true.
 			im.failed.Store(true)
-			err = errors.Join(storage.ErrFailed, err)
 		}
 		return fmt.Errorf("checkpoint %s: %w", im.path, err)
 	}
 	if im.failed.Load() {
-		return fail(nil)
+		return fail(storage.ErrFailed)
 	}
 	if s.written != f {
 		if err := s.writeOrMend(f); err != nil {
@@ -542,6 +538,20 @@ func (s *Store) writeInto(f table.Frozen) error {
 		w.mem.reset()
 	}
 	return nil
+}
+
+// failure makes an error of something that writes storage.ErrFailed unless it is
+// one of those that leave the store as good as it was.
+func failure(err error) error {
+	for _, harmless := range []error{storage.ErrFailed, storage.ErrClosed, storage.ErrCorrupt, storage.ErrLocked, fs.ErrPermission} {
+		if errors.Is(err, harmless) {
+			return err
+		}
+	}
+	if full(err) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", storage.ErrFailed, err)
 }
 
 // full reports whether err is for want of space, which may come back.

@@ -94,7 +94,8 @@ var _ storage.Store = (*Store)(nil)
 // Open opens or creates the store in dir, which it creates too. It fails with
 // storage.ErrLocked if another process has it open and with
 // storage.ErrCorrupt if msgs.db is not a message store or damaged beyond use,
-// or a *StaleError, which is that too, if it is older than it has been.
+// or a *StaleError, which is that too, if it is older than it has been. Making
+// a new one fails with storage.ErrFailed unless space is wanting.
 // It reads summaries, not messages.
 func Open(dir string, o Options) (*Store, error) {
 	if o.Log == nil {
@@ -102,7 +103,7 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		if err := errors.Join(os.MkdirAll(dir, 0o700), boltfile.SyncDir(filepath.Dir(dir))); err != nil {
-			return nil, fmt.Errorf("open message store: %w", err)
+			return nil, fmt.Errorf("open message store: %w", failure(err))
 		}
 	}
 	floor, floorErr := ReadFloor(dir)
@@ -110,7 +111,7 @@ func Open(dir string, o Options) (*Store, error) {
 	case floorErr == nil:
 	case errors.Is(floorErr, fs.ErrNotExist):
 		if err := createFloor(dir); err != nil {
-			return nil, fmt.Errorf("open message store: %w", err)
+			return nil, fmt.Errorf("open message store: %w", failure(err))
 		}
 	case errors.Is(floorErr, storage.ErrCorrupt):
 		o.Log.Error("Nobody can tell whether a message store is as new as it has been.", "error", floorErr)
@@ -132,6 +133,9 @@ func Open(dir string, o Options) (*Store, error) {
 		uid = floor.Store
 	}
 	db, err := openFile(path, o.noSync, layout(uid))
+	if err != nil && missing {
+		err = failure(err)
+	}
 	if err != nil {
 		return nil, err
 	}
