@@ -100,7 +100,7 @@ func (w *writer) write(tx *bbolt.Tx) (done bool, err error) {
 			}
 		}
 	}
-	if err := im.writeKVs(tx, f.KVs()); err != nil {
+	if err := im.writeKVs(tx, f.LSN(), f.KVs()); err != nil {
 		return false, err
 	}
 	if err := im.writePages(tx, f.Pages(), &w.mem); err != nil {
@@ -136,7 +136,7 @@ func (w *writer) addMessages(tx *bbolt.Tx) error {
 		return b.Put(seqKey(w.b.base), v)
 	}
 	w.b.n = 0
-	for w.more && bytes < w.im.slice {
+	for w.more && bytes < sliceBytes {
 		size := recordSize(&w.m)
 		if w.b.n > 0 && !w.b.fits(w.m.Seq, size) {
 			if err := put(); err != nil {
@@ -236,7 +236,7 @@ func (im *image) cutMessages(tx *bbolt.Tx, last uint64) error {
 	return nil
 }
 
-func (im *image) writeKVs(tx *bbolt.Tx, kvs []storage.KV) error {
+func (im *image) writeKVs(tx *bbolt.Tx, lsn storage.LSN, kvs []storage.KV) error {
 	b := tx.Bucket(bucketKV)
 	// In the order of the keys for the reason given in writeSubjects; of two
 	// for the same key the later counts.
@@ -248,7 +248,8 @@ func (im *image) writeKVs(tx *bbolt.Tx, kvs []storage.KV) error {
 		if kv.Value == nil {
 			err = b.Delete(key)
 		} else {
-			v := append(make([]byte, overhead, overhead+len(kv.Value)), kv.Value...)
+			v := appendNumbers(make([]byte, overhead, overhead+binary.MaxVarintLen64+len(kv.Value)), uint64(lsn))
+			v = append(v, kv.Value...)
 			err = b.Put(key, im.kv.finish(key, v))
 		}
 		if err != nil {

@@ -169,7 +169,7 @@ func TestMissingMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	im := newImage(dir, db)
+	im := &image{path: dir, open: &open{db: db}}
 	if err := errors.Join(db.Update(func(tx *bbolt.Tx) error {
 		if err := im.identify(tx); err != nil {
 			return err

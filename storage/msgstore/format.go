@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+
+	"petiole/storage"
 )
 
 // The file is a bbolt database with these buckets. Every value begins with a
@@ -17,7 +19,6 @@ import (
 //
 //	bucket  key                    content
 //	store   "identity"             uid [16], cipher u8, key id u32 LE   (once)
-//	        "file"                 random u64, made with the file, not with the store
 //	        "state"                numbers, see encodeState
 //	        "sparse"               uvarint distances of the bases of chunks of
 //	                               which little lives, if there are any
@@ -26,7 +27,7 @@ import (
 //	post    id u64 BE, base u64 BE uvarint distances: of the first sequence from
 //	                               base, of each further one from the one before
 //	gone    page u64 BE            32 × u64 LE, a bit per sequence without message
-//	kv      key                    value
+//	kv      key                    uvarint LSN, value
 //
 // uid is random, made with the store, and never changes. The cipher says how
 // contents are encrypted: 0, not at all, is the only one there is; key id then
@@ -39,6 +40,9 @@ import (
 // subj, post and gone say nothing that msgs does not: they are there to open
 // and look up without reading messages, and are made anew if damaged. post may
 // hold sequences that are gone.
+//
+// The LSN beside a keyed value is that of the checkpoint that wrote it: of two
+// copies that are found of a key, it tells the newer one.
 //
 // Beside the file is another, see floor.go.
 const (
@@ -58,7 +62,6 @@ var (
 	bucketGone  = []byte("gone")
 	bucketKV    = []byte("kv")
 	keyIdentity = []byte("identity")
-	keyFile     = []byte("file")
 	keyState    = []byte("state")
 	keySparse   = []byte("sparse")
 )
@@ -101,6 +104,19 @@ func (s sealer) open(key, v []byte) ([]byte, error) {
 		return nil, errVersion
 	}
 	return v[overhead:], nil
+}
+
+// openKV returns a keyed value, and the LSN of the checkpoint that wrote it.
+func (im *image) openKV(key, v []byte) ([]byte, storage.LSN, error) {
+	c, err := im.kv.open(key, v)
+	if err != nil {
+		return nil, 0, err
+	}
+	lsn, c, ok := uvarint(c)
+	if !ok {
+		return nil, 0, errLayout
+	}
+	return c, storage.LSN(lsn), nil
 }
 
 func seqKey(seq uint64) []byte { return binary.BigEndian.AppendUint64(nil, seq) }

@@ -34,8 +34,6 @@ type image struct {
 	gone   sealer
 	kv     sealer
 	failed atomic.Bool
-	slice  int   // sliceBytes, but in tests
-	fresh  int64 // freshBytes, but in tests
 	// badPosts says that postings are damaged; the next checkpoint makes them
 	// anew.
 	badPosts atomic.Bool
@@ -55,10 +53,6 @@ type open struct {
 }
 
 var _ table.Image = (*image)(nil)
-
-func newImage(path string, db *bbolt.DB) *image {
-	return &image{path: path, open: &open{db: db}, slice: sliceBytes, fresh: freshBytes}
-}
 
 func (im *image) seals(uid [16]byte) {
 	im.uid = uid

@@ -46,7 +46,7 @@ func openReadOnly(dir string, free bool) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newImage(path, db), nil
+	return &image{path: path, open: &open{db: db}}, nil
 }
 
 func (im *image) inspect() (Info, error) {
@@ -119,7 +119,7 @@ func (im *image) verifyFloor(info Info, found func(error)) {
 		})
 	}
 	if err := im.view(func(tx *bbolt.Tx) error {
-		if uint64(tx.ID()) != f.Txid || f.File == 0 || im.fileID(tx) != f.File {
+		if uint64(tx.ID()) != f.Txid {
 			return nil
 		}
 		if sum, err := im.freeSum(f.Txid); err != nil || sum != f.FreeSum {

@@ -85,8 +85,11 @@ type Store struct {
 	// written is the frozen set if the file has it already, though a checkpoint
 	// failed after that. Guarded by checkpoint.
 	written table.Frozen
-	floor   Floor // last written; guarded by checkpoint
-	stale   *StaleError
+
+	compacting sync.Mutex // one at a time
+	compacted  atomic.Pointer[compacted]
+	floor      Floor // last written; guarded by checkpoint
+	stale      *StaleError
 }
 
 var _ storage.Store = (*Store)(nil)
@@ -139,7 +142,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{image: newImage(path, db), log: o.Log, noSync: o.noSync, floor: floor}
+	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync, floor: floor}
 	s.Table = table.New(s.image, path)
 	err = s.load()
 	if errors.Is(err, errDamagedIndex) {
@@ -153,6 +156,9 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.image.close())
+	}
+	if err := removeLeftovers(path); err != nil {
+		s.log.Warn("What a repair or compaction that was cut short has left could not be removed.", "error", err)
 	}
 	for _, left := range []string{s.image.freshPath(), s.image.freshPath() + ".new"} {
 		if err := boltfile.Remove(left); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -178,13 +184,7 @@ func openFile(path string, noSync bool, init func(*bbolt.Tx) error) (*bbolt.DB, 
 		NoStatistics:    true,
 		NoSync:          noSync,
 		PageSize:        pageSize,
-	}, func(tx *bbolt.Tx) error {
-		tx.DB().AllocSize = allocSize
-		if init == nil {
-			return nil
-		}
-		return init(tx)
-	})
+	}, init)
 	if err != nil {
 		return nil, err
 	}
@@ -205,11 +205,6 @@ func layout(uid [16]byte) func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketStore)
 		// The identity is sealed with no identity: it is what says which.
 		if err := b.Put(keyIdentity, newSealer([16]byte{}, bucketStore).finish(keyIdentity, v)); err != nil {
-			return err
-		}
-		v = make([]byte, overhead+8)
-		_, _ = rand.Read(v[overhead:]) // never fails
-		if err := b.Put(keyFile, newSealer(uid, bucketStore).finish(keyFile, v)); err != nil {
 			return err
 		}
 		state := encodeState(0, storage.State{First: 1}, 1, nil)
@@ -305,7 +300,7 @@ func (s *Store) KVs(prefix string, fn func(key string, value []byte) error) erro
 	err := im.view(func(tx *bbolt.Tx) error {
 		c := tx.Bucket(bucketKV).Cursor()
 		for k, v := c.Seek([]byte(prefix)); bytes.HasPrefix(k, []byte(prefix)) && k != nil; k, v = c.Next() {
-			content, err := im.kv.open(k, v)
+			content, _, err := im.openKV(k, v)
 			if err != nil {
 				return im.corruptIndex(fmt.Sprintf("state under key %q", k), err)
 			}

@@ -1,11 +1,23 @@
 package msgstore
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
 
 	"petiole/storage"
+	"petiole/storage/internal/boltfile"
+	"petiole/storage/internal/boltpages"
+	"petiole/storage/internal/table"
 )
 
 // RepairReport says what a repair found and did.
@@ -48,29 +60,222 @@ func (r *RepairReport) LostMsgs() (n uint64) {
 
 // SalvageOptions tune Salvage. The zero value is ready for use.
 type SalvageOptions struct {
+	// LogFrom is the LSN of the first record that the log still has, 0 if that
+	// is not known. If an older state of the store is intact and the log goes
+	// on from there, that state is better than any put together.
+	LogFrom storage.LSN
 	// Log receives what an operator should know (default: slog.Default()).
 	Log *slog.Logger
+
+	now  func() time.Time                // tests only
+	free func(dir string) (int64, error) // tests only
+	step func(step string) (goOn error)  // tests only: called between steps
 }
 
 // Salvage repairs the store in dir, which is not open: it reads whatever is
 // intact in msgs.db, however damaged the file is, and puts it into a new one
 // under the same name. The damaged one is parked beside it as
 // msgs.db.damaged-TIME. If power fails on the way, either file is in place,
-// and Salvage may be called again.
+// and Salvage may be called again. The file may be missing altogether.
 //
 // It fails with storage.ErrCorrupt if there is nothing to begin with: neither
 // the identity of the store nor a state at any LSN can be found, in msgs.db or
-// the floor file. Then nothing has been changed.
+// the floor file; and with an error for which errors.Is(err, syscall.ENOSPC)
+// holds if there is too little room. Then nothing has been changed.
 func Salvage(dir string, o SalvageOptions) (RepairReport, error) {
-	return RepairReport{}, errors.ErrUnsupported
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	path := filepath.Join(dir, FileName)
+	r := &RepairReport{File: path}
+	if err := repair(context.Background(), path, r, o, nil, func(tmp string) error {
+		if r.Parked != "" {
+			if err := parkFile(path, r.Parked); err != nil {
+				return err
+			}
+		}
+		if err := o.at("parked"); err != nil {
+			return err
+		}
+		if err := os.Rename(tmp, path); err != nil {
+			return err
+		}
+		return boltfile.SyncDir(dir)
+	}); err != nil {
+		return RepairReport{}, fmt.Errorf("repair %s: %w", path, err)
+	}
+	r.log(o.Log)
+	return *r, nil
+}
+
+// at lets tests stop a repair.
+func (o *SalvageOptions) at(step string) error {
+	if o.step == nil {
+		return nil
+	}
+	return o.step(step)
+}
+
+// repair reads the file at path and makes a new one, which replace puts in its
+// place.
+func repair(ctx context.Context, path string, r *RepairReport, o SalvageOptions, h *hints, replace func(tmp string) error) error {
+	if err := removeLeftovers(path); err != nil {
+		return err
+	}
+	f, size, err := openDamaged(path)
+	if err != nil {
+		return err
+	}
+	var in io.ReaderAt = bytes.NewReader(nil)
+	if f != nil {
+		defer f.Close() // was only read
+		in = f
+	} else {
+		r.Damage = append(r.Damage, "the file is gone")
+	}
+	s := &salvage{
+		ctx: ctx, path: path, f: boltpages.Open(in, size), size: size, report: r,
+		logFrom: o.LogFrom, hint: h,
+	}
+	switch floor, err := ReadFloor(filepath.Dir(path)); {
+	case err == nil:
+		s.floor = &floor
+	case errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, storage.ErrCorrupt):
+		s.damaged("%v", err)
+	default:
+		return err
+	}
+	s.im.path = path
+	if err := s.read(); err != nil {
+		return err
+	}
+	if err := roomFor(filepath.Dir(path), s.needs(), o.free); err != nil {
+		return err
+	}
+	if f != nil {
+		if r.Parked, err = parkedName(path, o.now); err != nil {
+			return err
+		}
+	}
+	if err := o.at("read"); err != nil {
+		return err
+	}
+	tmp := path + repairSuffix
+	err = s.write(tmp)
+	if err == nil {
+		err = o.at("written")
+	}
+	if err == nil {
+		err = replace(tmp)
+	}
+	if err != nil {
+		if rm := os.Remove(tmp); rm != nil && !errors.Is(rm, fs.ErrNotExist) {
+			err = errors.Join(err, rm)
+		}
+	}
+	return err
+}
+
+// needs estimates how much room the new file takes.
+func (s *salvage) needs() int64 {
+	n := int64(1 << 20)
+	for i, x := range s.extents {
+		if i == 0 || x.off != s.extents[i-1].off {
+			n += int64(x.size)
+		}
+	}
+	for k, v := range s.kvs {
+		n += int64(len(k) + len(v.value))
+	}
+	return n + n/8
+}
+
+// parkedName returns under which name the damaged file is to be kept: the one
+// that it has already if a repair before has not come to its end.
+func parkedName(path string, now func() time.Time) (string, error) {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	had, err := filepath.Glob(globQuote(path) + damagedInfix + "*")
+	if err != nil {
+		return "", err
+	}
+	for _, name := range had {
+		if other, err := os.Stat(name); err == nil && os.SameFile(fi, other) {
+			return name, nil
+		}
+	}
+	if now == nil {
+		now = time.Now
+	}
+	name := path + damagedInfix + now().UTC().Format("20060102T150405Z")
+	for try, n := name, 2; ; try, n = fmt.Sprintf("%s-%d", name, n), n+1 {
+		if _, err := os.Lstat(try); errors.Is(err, fs.ErrNotExist) {
+			return try, nil
+		} else if err != nil {
+			return "", err
+		}
+	}
+}
+
+// damagedInfix stands between the name of a file that has been parked and the
+// time.
+const damagedInfix = ".damaged-"
+
+// globQuote makes a path a pattern that matches it alone.
+func globQuote(path string) string {
+	if runtime.GOOS == "windows" {
+		return path // there is no quoting there, nor can names have stars
+	}
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
+
+func (r *RepairReport) log(l *slog.Logger) {
+	level := slog.LevelWarn
+	if len(r.Lost) > 0 {
+		level = slog.LevelError
+	}
+	l.Log(context.Background(), level, "A damaged message store has been repaired.", "file", r.File, "parked", r.Parked,
+		"kept", r.Kept, "lost", r.LostMsgs(), "lost_keys", len(r.LostKeys), "damage", r.Damage)
 }
 
 // Repair is [Salvage] of an open store, beside readers and the writer, whose
 // messages in memory are kept. Checkpoints wait for it. When it is done, the
 // owner should checkpoint (Freeze and Checkpoint) at once, with all of the
-// keyed state if the report names lost or stale keys.
+// keyed state if the report names lost or stale keys, or says that there may
+// be some. Until then a restart does not find everything as it is now.
 //
 // After an error the store is as damaged as before, and still open.
 func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
-	return RepairReport{}, errors.ErrUnsupported
+	s.checkpoint.Lock()
+	defer s.checkpoint.Unlock()
+	if s.Closed() {
+		return RepairReport{}, storage.ErrClosed
+	}
+	im := s.image
+	r := &RepairReport{File: im.path}
+	k := table.Know(s.Table)
+	h := &hints{
+		uid: im.uid, applied: s.Applied(), first: k.First, last: k.Last, pages: k.Pages, spans: k.Spans,
+		nextID: k.NextID, ids: k.IDs,
+	}
+	if err := repair(ctx, im.path, r, SalvageOptions{}, h, func(tmp string) error {
+		return s.swapFile(tmp, r.Parked)
+	}); err != nil {
+		return RepairReport{}, fmt.Errorf("repair %s: %w", im.path, err)
+	}
+	next := &Store{Table: table.New(im, im.path), image: im, log: s.log}
+	err := next.load()
+	if err == nil {
+		r.Lost, err = table.Rebase(s.Table, next.Table, r.Applied, r.Lost)
+	}
+	if err != nil {
+		return RepairReport{}, fmt.Errorf("repair %s: bring what is in memory into the new file: %w", im.path, err)
+	}
+	s.applied.Store(uint64(r.Applied))
+	im.badPosts.Store(false)
+	r.log(s.log)
+	return *r, nil
 }

@@ -694,34 +694,53 @@ func (f *File) inline(e Entry, entry func(Entry) error) error {
 	return err
 }
 
+// FreeCount returns how many pages the list of free pages has in the state that
+// m is the meta page of, without reading it all. The error is a *Damage.
+func (f *File) FreeCount(m Meta) (uint64, error) {
+	n, _, err := f.freeCount(m)
+	return n, err
+}
+
+// freeCount returns also where the list begins.
+func (f *File) freeCount(m Meta) (n uint64, at int64, err error) {
+	bad := func(format string, args ...any) error {
+		return &Damage{Kind: KindFreelist, Page: m.Freelist, Reason: fmt.Sprintf(format, args...)}
+	}
+	if m.Freelist < 2 || m.Freelist >= f.Pages() {
+		return 0, 0, bad("there is no such page, the file has %d", f.Pages())
+	}
+	off := int64(m.Freelist) * f.pageSize
+	h, err := f.header(off)
+	if err != nil {
+		return 0, 0, bad("%v", err)
+	}
+	if h.flags != flagFreelist || h.id != m.Freelist {
+		return 0, 0, bad("it is none")
+	}
+	end := min(off+(int64(h.overflow)+1)*f.pageSize, f.size)
+	at, n = off+headerSize, uint64(h.count)
+	if h.count == 0xFFFF {
+		var b [8]byte
+		if err := f.read(b[:], at); err != nil {
+			return 0, 0, bad("%v", err)
+		}
+		at, n = at+8, binary.NativeEndian.Uint64(b[:])
+	}
+	if n > uint64(max(end-at, 0))/8 {
+		return 0, 0, bad("it says that it names %d pages, and ends before", n)
+	}
+	return n, at, nil
+}
+
 // Freelist reads the list of free pages of the state that m is the meta page
 // of. The error is a *Damage.
 func (f *File) Freelist(m Meta) ([]uint64, error) {
 	bad := func(format string, args ...any) error {
 		return &Damage{Kind: KindFreelist, Page: m.Freelist, Reason: fmt.Sprintf(format, args...)}
 	}
-	if m.Freelist < 2 || m.Freelist >= f.Pages() {
-		return nil, bad("there is no such page, the file has %d", f.Pages())
-	}
-	off := int64(m.Freelist) * f.pageSize
-	h, err := f.header(off)
+	n, at, err := f.freeCount(m)
 	if err != nil {
-		return nil, bad("%v", err)
-	}
-	if h.flags != flagFreelist || h.id != m.Freelist {
-		return nil, bad("it is none")
-	}
-	end := min(off+(int64(h.overflow)+1)*f.pageSize, f.size)
-	at, n := off+headerSize, uint64(h.count)
-	if h.count == 0xFFFF {
-		var b [8]byte
-		if err := f.read(b[:], at); err != nil {
-			return nil, bad("%v", err)
-		}
-		at, n = at+8, binary.NativeEndian.Uint64(b[:])
-	}
-	if n > uint64(max(end-at, 0))/8 {
-		return nil, bad("it says that it names %d pages, and ends before", n)
+		return nil, err
 	}
 	b, err := f.ReadAt(nil, at, int(n)*8)
 	if err != nil {

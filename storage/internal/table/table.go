@@ -186,6 +186,10 @@ func (t *Table) Append(m storage.Message) (uint64, error) {
 	if len(m.Subject) == 0 || len(m.Subject) > storage.MaxSubject {
 		return 0, fmt.Errorf("store message: a subject of %d octets, allowed are 1 to %d", len(m.Subject), storage.MaxSubject)
 	}
+	return t.append(m), nil
+}
+
+func (t *Table) append(m storage.Message) uint64 {
 	seq := t.last + 1
 	if m.Seq > seq {
 		t.skip(m.Seq - 1)
@@ -220,7 +224,7 @@ func (t *Table) Append(m storage.Message) (uint64, error) {
 	t.msgs++
 	t.bytes += size
 	t.last, t.lastTime = seq, m.Time
-	return seq, nil
+	return seq
 }
 
 // Skip assigns sequences without messages; see storage.Store.
