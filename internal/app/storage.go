@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,32 +14,43 @@ import (
 	"petiole/storage"
 )
 
-// storageCommand looks at the store directory of a program that is stopped.
+// storageCommand looks after the store directory of a program that is stopped.
 func storageCommand(f *Flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "storage",
-		Short: "Look at the store directory of a program that is stopped",
-		Long: `Look at the store directory of a program that is stopped. Nothing is changed.
-Name the directory as the program was told it: with -c or with -sd.`,
+		Short: "Look after the store directory of a program that is stopped",
+		Long: `Look after the store directory of a program that is stopped. Name the directory
+as the program was told it: with -c or with -sd. stat, verify, dump and backup
+change nothing.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return Exit(ExitUsage, fmt.Errorf("%s needs a command: stat, verify or dump", cmd.CommandPath()))
+			return Exit(ExitUsage, fmt.Errorf("%s needs a command: stat, verify, dump, salvage, compact, backup or restore", cmd.CommandPath()))
 		},
 	}
-	c.AddCommand(storageStat(f), storageVerify(f), storageDump(f))
+	c.AddCommand(storageStat(f), storageVerify(f), storageDump(f),
+		storageSalvage(f), storageCompact(f), storageBackup(f), storageRestore(f))
 	return c
 }
 
-// withStore runs fn on the store that the flags point to.
-func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error) error {
+// storeDir returns the store directory that the flags point to.
+func (f *Flags) storeDir(cmd *cobra.Command) (string, error) {
 	cfg, err := f.Load(cmd)
 	if err != nil {
-		return err
+		return "", err
 	}
 	dir := cfg.JetStream.StoreDir
 	if dir == "" {
 		if dir, err = defaultStoreDir(f.program.Program); err != nil {
-			return Exit(ExitConfig, err)
+			return "", Exit(ExitConfig, err)
 		}
+	}
+	return dir, nil
+}
+
+// withStore runs fn on the store that the flags point to.
+func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error) error {
+	dir, err := f.storeDir(cmd)
+	if err != nil {
+		return err
 	}
 	s, err := storagetool.Open(dir)
 	switch {
@@ -50,16 +62,24 @@ func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error)
 		return Exit(ExitCannotStore, err)
 	}
 	defer s.Close() // only a lock
-	err = fn(s)
+	return storageError(fn(s))
+}
+
+// storageError gives err, of storagetool, its exit code.
+func storageError(err error) error {
 	var coded *Error
-	if err != nil && !errors.As(err, &coded) {
-		code := ExitStorage
-		if errors.Is(err, fs.ErrPermission) || errors.Is(err, storage.ErrLocked) {
-			code = ExitCannotStore
-		}
-		return Exit(code, err)
+	switch {
+	case err == nil || errors.As(err, &coded):
+		return err
+	case errors.Is(err, storagetool.ErrNotBackup), errors.Is(err, storagetool.ErrBadBackup), errors.Is(err, storagetool.ErrDamaged),
+		errors.Is(err, context.Canceled):
+		return Exit(ExitFailure, err)
+	case errors.Is(err, storagetool.ErrNoStream):
+		return Exit(ExitUsage, err)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, storage.ErrLocked), errors.Is(err, storagetool.ErrExists), errors.Is(err, fs.ErrNotExist):
+		return Exit(ExitCannotStore, err)
 	}
-	return err
+	return Exit(ExitStorage, err)
 }
 
 func storageStat(f *Flags) *cobra.Command {

@@ -160,6 +160,14 @@ func (s *Store) verifyMeta(r *Report) ([]jetstream.StreamRecord, error) {
 	return records, meta.Close()
 }
 
+// noteCreated notes the group that a record creates, if it does.
+func noteCreated(created map[storage.GroupID]bool, rec wal.Record) {
+	var c command.StreamCreate
+	if rec.Group == storage.MetaGroup && c.Decode(rec.Data) == nil {
+		created[storage.GroupID(c.Group)] = true
+	}
+}
+
 // verifyLog returns the LSNs of the first record (0: there is none) and of the
 // last, and the groups whose creation the log holds.
 func (s *Store) verifyLog(r *Report) (oldest, newest storage.LSN, created map[storage.GroupID]bool, err error) {
@@ -169,10 +177,7 @@ func (s *Store) verifyLog(r *Report) (oldest, newest storage.LSN, created map[st
 		if r.Records++; oldest == 0 {
 			oldest = rec.LSN
 		}
-		var c command.StreamCreate
-		if rec.Group == storage.MetaGroup && c.Decode(rec.Data) == nil {
-			created[storage.GroupID(c.Group)] = true
-		}
+		noteCreated(created, rec)
 		return nil
 	})
 	if errors.Is(err, os.ErrNotExist) {

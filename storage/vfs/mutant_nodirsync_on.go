@@ -1,5 +1,0 @@
-//go:build mutant_nodirsync
-
-package vfs
-
-const noDirSync = true

@@ -1,5 +1,0 @@
-//go:build mutant_retryfsync
-
-package vfs
-
-const retryFsync = true

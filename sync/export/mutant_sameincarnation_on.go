@@ -1,5 +1,0 @@
-//go:build mutant_sameincarnation
-
-package export
-
-const sameIncarnation = true
