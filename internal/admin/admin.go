@@ -77,6 +77,25 @@ type JetStream struct {
 	StoreDir     string        `json:"store_dir"`
 	SyncInterval time.Duration `json:"sync_interval_ns"` // 0: fsync before every acknowledgement
 	Streams      []Stream      `json:"streams"`
+	OpenStores   int           `json:"open_stores"` // streams whose files are open
+	Log          WAL           `json:"log"`
+	Damage       Damage        `json:"damage"`
+}
+
+// WAL summarises the write-ahead log. Sizes are in octets.
+type WAL struct {
+	Bytes  int64 `json:"bytes"`
+	Budget int64 `json:"budget"`
+}
+
+// Damage counts what was found damaged on disk since the start.
+type Damage struct {
+	Repairs     uint64 `json:"repairs"`      // of streams' files
+	LostMsgs    uint64 `json:"lost_msgs"`    // messages lost in them: gaps now
+	Consumers   uint64 `json:"consumers"`    // created anew, since their state was lost
+	Quarantines uint64 `json:"quarantines"`  // streams that could not be repaired
+	LostRecords uint64 `json:"lost_records"` // records of the log
+	Parked      uint64 `json:"parked"`       // files and directories put aside
 }
 
 // Stream summarises one stream by what a power cut cannot take.
@@ -86,6 +105,13 @@ type Stream struct {
 	Bytes uint64 `json:"bytes"`
 	First uint64 `json:"first_seq"`
 	Last  uint64 `json:"last_seq"`
+
+	// State is "" for a stream that serves, otherwise "repairing" or
+	// "quarantined", with the reason; nothing else is known of it then.
+	State  string `json:"state,omitempty"`
+	Reason string `json:"reason,omitempty"`
+	// LostMsgs counts sequences whose messages damage has taken.
+	LostMsgs uint64 `json:"lost_msgs,omitempty"`
 }
 
 // Server answers on a socket.

@@ -165,8 +165,23 @@ func (n *Node) Status() admin.Status {
 		js := &admin.JetStream{StoreDir: n.storeDir(), SyncInterval: n.Config().JetStream.SyncInterval, Streams: []admin.Stream{}}
 		for _, s := range n.Engine.Streams() {
 			state := s.DurableState()
-			js.Streams = append(js.Streams, admin.Stream{Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last})
+			st := admin.Stream{Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last}
+			for _, l := range s.Lost(0) {
+				st.LostMsgs += l.Len()
+			}
+			js.Streams = append(js.Streams, st)
 		}
+		for _, d := range n.Engine.DownStreams() {
+			st := admin.Stream{Name: d.Name, State: "repairing", Reason: d.Reason}
+			if d.Quarantined {
+				st.State = "quarantined"
+			}
+			js.Streams = append(js.Streams, st)
+		}
+		es := n.Engine.Stats()
+		js.OpenStores = es.OpenStores
+		js.Log = admin.WAL{Bytes: es.WALBytes, Budget: es.WALBudget}
+		js.Damage = admin.Damage(n.Engine.Damage())
 		st.JetStream = js
 	}
 	if n.link != nil {

@@ -86,12 +86,24 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 			sync = js.SyncInterval.String()
 		}
 		row("store", "%s, sync %s", js.StoreDir, sync)
+		if d := js.Damage; d != (admin.Damage{}) {
+			row("damage", "%s repaired with %s lost, %s quarantined, %s of the log lost, %s put aside", count(d.Repairs, "stream"),
+				count(d.LostMsgs, "message"), count(d.Quarantines, "stream"), count(d.LostRecords, "record"), count(d.Parked, "file"))
+		}
 		for _, s := range js.Streams {
+			if s.State != "" {
+				row("stream "+s.Name, "%s: %s", s.State, s.Reason)
+				continue
+			}
 			if s.Msgs == 0 { // its first is the one to come
 				row("stream "+s.Name, "empty, last was %d", s.Last)
 				continue
 			}
-			row("stream "+s.Name, "%s (%s), %d to %d", count(s.Msgs, "message"), Bytes(s.Bytes), s.First, s.Last)
+			text := fmt.Sprintf("%s (%s), %d to %d", count(s.Msgs, "message"), Bytes(s.Bytes), s.First, s.Last)
+			if s.LostMsgs > 0 {
+				text += fmt.Sprintf(", %d lost to damage", s.LostMsgs)
+			}
+			row("stream "+s.Name, "%s", text)
 		}
 	} else {
 		row("jetstream", "off")

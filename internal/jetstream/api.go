@@ -222,6 +222,9 @@ func (r *request) decode(v any) error {
 func (r *request) stream() (*Stream, error) {
 	s, ok := r.e.Stream(r.args[0])
 	if !ok {
+		if down := r.e.offline(r.args[0]); down != nil {
+			return nil, down
+		}
 		return nil, api.ErrStreamNotFound
 	}
 	return s, nil
@@ -344,6 +347,9 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 		}
 		return s, false, nil
 	}
+	if down := e.offline(cfg.Name); down != nil {
+		return nil, false, down
+	}
 	if cfg.Sealed {
 		return nil, false, invalid("stream configuration for create can not be sealed")
 	}
@@ -386,11 +392,16 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 
 // checkOverlap refuses subjects that another stream has.
 func (e *Engine) checkOverlap(cfg *api.StreamConfig) error {
+	has := map[string][]string{}
 	for name, s := range *e.streams.Load() {
-		if name == cfg.Name {
-			continue
-		}
-		for _, a := range s.cfg.Load().Subjects {
+		has[name] = s.cfg.Load().Subjects
+	}
+	for name, d := range *e.downNames.Load() {
+		has[name] = d.rec.Config.Subjects
+	}
+	delete(has, cfg.Name)
+	for _, subjects := range has {
+		for _, a := range subjects {
 			for _, b := range cfg.Subjects {
 				if subject.Overlaps(a, b) {
 					return api.ErrStreamSubjectOverlap
@@ -558,6 +569,12 @@ func (r *request) streamList() (any, error) {
 		return nil, err
 	}
 	res := &api.StreamListResponse{Streams: []*api.StreamInfo{}}
+	for _, d := range r.e.DownStreams() {
+		if res.Offline == nil {
+			res.Offline = map[string]string{}
+		}
+		res.Offline[d.Name] = d.Reason
+	}
 	var list []*Stream
 	list, res.Paged = page(r.e.matching(req.Subject), req.Offset, api.ListLimit)
 	for _, s := range list {
@@ -572,11 +589,17 @@ func (r *request) streamDelete() (any, error) {
 	}
 	r.e.apiMu.Lock()
 	defer r.e.apiMu.Unlock()
+	var group uint64
 	s, err := r.stream()
-	if err != nil {
+	switch d := (*r.e.downNames.Load())[r.args[0]]; {
+	case err == nil:
+		group = uint64(s.group)
+	case d != nil: // the way to be rid of one that cannot be repaired
+		group = d.rec.Group
+	default:
 		return nil, err
 	}
-	rec := (&command.StreamDelete{Group: uint64(s.group)}).AppendTo(nil)
+	rec := (&command.StreamDelete{Group: group}).AppendTo(nil)
 	if _, err := r.e.propose(storage.MetaGroup, rec); err != nil {
 		return nil, err
 	}

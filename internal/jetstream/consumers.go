@@ -146,7 +146,7 @@ func (s *Stream) withConsumer(c *consumerEntry, input func(now time.Time)) {
 
 // input is withConsumer for a caller that holds the lock.
 func (s *Stream) input(c *consumerEntry, input func(now time.Time)) {
-	if s.stopped || !s.e.live {
+	if s.stopped || !s.live {
 		return
 	}
 	now := time.Now()
@@ -210,6 +210,7 @@ func (s *Stream) applyConsumer(rec []byte, tag any) error {
 			return fmt.Errorf("%w: configuration of consumer %q: %v", command.ErrMalformed, c.Name, err)
 		}
 		s.putConsumer(c.Name, &cfg, time.Unix(0, c.Created).UTC())
+		s.noteConsumer(c.Name)
 	case command.KindConsumerDelete:
 		var c command.ConsumerDelete
 		if err := c.Decode(rec); err != nil {
@@ -233,7 +234,7 @@ func (s *Stream) applyConsumer(rec []byte, tag any) error {
 		if err := s.settleAcked(); err != nil {
 			return err
 		}
-		if s.e.live {
+		if s.live {
 			s.arm(c.m.Deadline())
 		}
 	}
@@ -257,13 +258,30 @@ func (s *Stream) settleAcked() error {
 	return nil
 }
 
+// noteConsumer brings the meta machine's record of a consumer up to date. The
+// caller holds the lock.
+func (s *Stream) noteConsumer(name string) {
+	if s.memory {
+		return
+	}
+	var r *consumerRecord
+	if c := s.consumers[name]; c != nil {
+		if !c.m.Durable() {
+			return
+		}
+		r = &consumerRecord{Config: *c.m.Config(), Created: c.m.Created().UnixNano()}
+	}
+	s.e.book.putConsumer(uint64(s.group), name, r)
+	s.e.wakeKeeper()
+}
+
 // putConsumer creates a consumer or gives it a new configuration. The caller
 // holds the lock.
 func (s *Stream) putConsumer(name string, cfg *api.ConsumerConfig, created time.Time) {
 	now := time.Now()
 	if c := s.consumers[name]; c != nil {
 		c.m.Update(now, cfg)
-		if s.e.live {
+		if s.live {
 			s.watchInterest(c)
 			s.arm(c.m.Deadline())
 			s.wakePump()
@@ -274,7 +292,7 @@ func (s *Stream) putConsumer(name string, cfg *api.ConsumerConfig, created time.
 	c.m = consumer.New(name, cfg, created, s.env(c.sink))
 	s.consumers[name] = c
 	s.observe()
-	if s.e.live {
+	if s.live {
 		s.startConsumer(c, now)
 	}
 }
@@ -291,12 +309,15 @@ func (s *Stream) dropConsumer(name string, created int64, res *callResult) error
 	if c.cancel != nil {
 		c.cancel()
 	}
-	if s.e.live {
+	if s.live {
 		c.m.Deleted()
 		s.pub.Flush()
 	}
 	delete(s.consumers, name)
 	s.lost[name] = struct{}{}
+	if c.m.Durable() {
+		s.noteConsumer(name)
+	}
 	s.observe()
 	return s.sweep()
 }

@@ -16,7 +16,6 @@
 package jetstream
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,6 +34,7 @@ import (
 	"petiole/internal/jetstream/command"
 	"petiole/storage"
 	"petiole/storage/metadb"
+	"petiole/storage/msgstore"
 	"petiole/storage/vfs"
 	"petiole/storage/wal"
 )
@@ -72,6 +72,8 @@ type Options struct {
 	// OnFail is called once when the storage has failed. Nothing is
 	// acknowledged any more: the process has to end and recover.
 	OnFail func(error)
+
+	salvage func(dir string) (msgstore.RepairReport, error) // msgstore.Salvage, or a test's
 }
 
 // Defaults of Options.
@@ -101,7 +103,19 @@ type streamRecord struct {
 	Group   uint64           `json:"group"`
 	UID     []byte           `json:"uid"`
 	Created int64            `json:"created"` // Unix nanoseconds
-	Config  api.StreamConfig `json:"config"`  // at creation, and for memory streams since
+	Config  api.StreamConfig `json:"config"`
+	// Sequences held at the last stop, and the position in the log that they
+	// are of: where the stream goes on should its files be lost.
+	First  uint64 `json:"first,omitempty"`
+	Last   uint64 `json:"last,omitempty"`
+	LastAt uint64 `json:"last_at,omitempty"`
+}
+
+// consumerRecord is what the meta machine knows of a consumer whose state is in
+// its stream's store: what it is created anew with should that be lost.
+type consumerRecord struct {
+	Config  api.ConsumerConfig `json:"config"`
+	Created int64              `json:"created"` // Unix nanoseconds
 }
 
 // Engine serves the streams of one store directory.
@@ -116,7 +130,9 @@ type Engine struct {
 
 	streams atomic.Pointer[map[string]*Stream] // replaced, never changed
 	apiMu   sync.Mutex
-
+	// downNames are the streams that do not serve; replaced, never changed.
+	downNames atomic.Pointer[map[string]*downStream]
+	damage    damageCounters
 	// applyMu is held by recovery, by onCommit and by whoever takes a stream out
 	// of service or back into it; what follows is under it.
 	applyMu sync.Mutex
@@ -124,6 +140,8 @@ type Engine struct {
 	touched []*Stream
 	acks    *broker.Publisher
 	scratch []byte
+
+	downs map[storage.GroupID]*downStream
 
 	book      *metaBook
 	nextGroup uint64 // under mu; ahead of book.next by a creation on its way through the log
@@ -136,6 +154,7 @@ type Engine struct {
 	mu       sync.Mutex
 	prepared map[storage.GroupID]storage.Store // opened for a creation under way
 	doomed   map[uint64]*Stream                // deleted, and not in the meta database any more: their files go
+	suspects []suspect                         // whose readers have met damage
 	watchers map[int]func()
 	watchID  int
 
@@ -189,9 +208,15 @@ func Open(o Options) (_ *Engine, err error) {
 	if o.IdleClose <= 0 {
 		o.IdleClose = DefaultIdleClose
 	}
+	if o.salvage == nil {
+		o.salvage = func(dir string) (msgstore.RepairReport, error) {
+			return msgstore.Salvage(dir, msgstore.SalvageOptions{Log: o.Log})
+		}
+	}
 	e := &Engine{
 		o: o, log: o.Log, account: o.Account,
 		groups:        map[storage.GroupID]*Stream{},
+		downs:         map[storage.GroupID]*downStream{},
 		prepared:      map[storage.GroupID]storage.Store{},
 		watchers:      map[int]func(){},
 		awaitingSync:  map[*Stream]struct{}{},
@@ -206,6 +231,7 @@ func Open(o Options) (_ *Engine, err error) {
 		nextGroup:     uint64(storage.MetaGroup) + 1,
 	}
 	e.streams.Store(&map[string]*Stream{})
+	e.downNames.Store(&map[string]*downStream{})
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("opening JetStream store %s: %w", o.Dir, err)
@@ -219,9 +245,6 @@ func Open(o Options) (_ *Engine, err error) {
 		if errors.Is(err, vfs.ErrLocked) {
 			err = fmt.Errorf("%w; stop that process or choose another store_dir: %w", storage.ErrLocked, err)
 		}
-		return nil, err
-	}
-	if e.meta, err = metadb.Open(filepath.Join(o.Dir, "meta.db")); err != nil {
 		return nil, err
 	}
 	if err := e.recover(); err != nil {
@@ -245,6 +268,7 @@ func (e *Engine) start() error {
 			return err
 		}
 	}
+	e.startRepairs()
 	for subject, h := range map[string]broker.Handler{
 		"$JS.API.>": e.onAPI,
 		"$JS.ACK.>": e.onAck,
@@ -282,10 +306,11 @@ func (e *Engine) close(checkpoint bool) error {
 	}
 	e.wg.Wait()
 	if checkpoint && !e.failed.Load() {
-		errs = append(errs, e.saveAndDestroy())
 		for _, s := range *e.streams.Load() {
-			errs = append(errs, s.checkpoint())
+			errs = append(errs, e.settle(s, s.checkpoint()))
+			s.remember()
 		}
+		errs = append(errs, e.parkLogs(), e.saveAndDestroy())
 		if len(slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })) == 0 {
 			errs = append(errs, e.trim())
 		}
@@ -412,7 +437,7 @@ func (e *Engine) onCommit(records []wal.Record) {
 		i = j
 		if run[0].Group == storage.MetaGroup {
 			for k := range run {
-				if err := e.applyMeta(&run[k]); err != nil {
+				if err := e.applyMeta(&run[k]); err != nil && !isDamage(err) {
 					e.fail(fmt.Errorf("applying record %d: %w", run[k].LSN, err))
 					return
 				}
@@ -421,14 +446,23 @@ func (e *Engine) onCommit(records []wal.Record) {
 		}
 		s := e.groups[run[0].Group]
 		if s == nil {
+			d, refused := e.downs[run[0].Group], api.ErrStreamNotFound
 			for k := range run {
-				e.refuse(&run[k])
+				if d != nil {
+					d.late(&run[k])
+					refused = e.offline(d.rec.Name)
+				}
+				e.refuse(&run[k], refused)
 			}
 			continue
 		}
-		if err := s.applyRun(run); err != nil {
-			e.fail(err)
-			return
+		if n, err := s.applyRun(run); err != nil {
+			if !isDamage(err) {
+				e.fail(err)
+				return
+			}
+			e.takeDown(s, err, run[n:])
+			continue
 		}
 		if !s.touched {
 			s.touched = true
@@ -455,22 +489,22 @@ func (e *Engine) onCommit(records []wal.Record) {
 	}
 }
 
-// refuse answers a record of a stream that is gone.
-func (e *Engine) refuse(r *wal.Record) {
+// refuse answers a record of a stream that is gone, or does not serve.
+func (e *Engine) refuse(r *wal.Record, refused *api.Error) {
 	switch tag := e.prop.tag(r).(type) {
 	case *pubReq:
 		if len(tag.reply) > 0 {
-			e.scratch = api.AppendPubErr(e.scratch[:0], "", api.ErrStreamNotFound)
+			e.scratch = api.AppendPubErr(e.scratch[:0], "", refused)
 			e.acks.PublishBytes(tag.reply, nil, nil, e.scratch)
 		}
 		tag.release()
 	case *batchReq:
 		if len(tag.reply) > 0 {
-			e.scratch = api.AppendPubErr(e.scratch[:0], "", api.ErrStreamNotFound)
+			e.scratch = api.AppendPubErr(e.scratch[:0], "", refused)
 			e.acks.PublishBytes(tag.reply, nil, nil, e.scratch)
 		}
 	case *call:
-		tag.fn(callResult{err: api.ErrStreamNotFound})
+		tag.fn(callResult{err: refused})
 	}
 }
 
@@ -514,9 +548,12 @@ func (e *Engine) applyMeta(r *wal.Record) error {
 
 func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 	group := storage.GroupID(c.Group)
+	if e.groups[group] != nil || e.downs[group] != nil { // its directory was found without the list of streams
+		return e.recreate(r)
+	}
 	rec := &streamRecord{Name: c.Name, Group: c.Group, UID: c.UID[:], Created: c.Created}
-	if err := json.Unmarshal(c.Config, &rec.Config); err != nil {
-		return fmt.Errorf("%w: configuration of stream %q: %v", command.ErrMalformed, c.Name, err)
+	if err := rec.decodeConfig(c.Config); err != nil {
+		return err
 	}
 	e.mu.Lock()
 	store := e.prepared[group]
@@ -527,6 +564,20 @@ func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 		store = e.newStore(group, rec.Config.Storage, true)
 	}
 	s, err := e.newStream(rec, store)
+	if err != nil && isDamage(err) {
+		_ = store.Close() // the first error counts
+		d := &downStream{rec: rec, cause: err, since: time.Now(), create: true}
+		e.book.put(rec, r.LSN)
+		e.setDown(d, true)
+		e.refuseSubjects(d)
+		if t, ok := e.tag(r).(*call); ok {
+			t.fn(callResult{err: e.offline(rec.Name)})
+		}
+		if e.live {
+			e.wg.Go(func() { e.repair(d) })
+		}
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("creating stream %q: %w", c.Name, err)
 	}
@@ -540,7 +591,7 @@ func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 	if err := s.start(); err != nil {
 		return err
 	}
-	if t, ok := e.prop.tag(r).(*call); ok {
+	if t, ok := e.tag(r).(*call); ok {
 		t.fn(callResult{stream: s})
 	}
 	e.streamsChanged()
@@ -559,11 +610,26 @@ func (e *Engine) applyDelete(c *command.StreamDelete, r *wal.Record) {
 			e.streamsChanged()
 		}
 	} else {
-		e.book.remove(c.Group, nil, r.LSN, 0)
+		held := storage.LSN(0)
+		if d := e.downs[storage.GroupID(c.Group)]; d != nil {
+			held = storage.LSN(d.from.Load())
+			d.deleted = true
+			defer e.setDown(d, false)
+		}
+		e.book.remove(c.Group, nil, r.LSN, held)
+		e.wakeKeeper()
 	}
-	if t, ok := e.prop.tag(r).(*call); ok {
+	if t, ok := e.tag(r).(*call); ok {
 		t.fn(callResult{})
 	}
+}
+
+// tag returns what a record was proposed with; nil in replay.
+func (e *Engine) tag(r *wal.Record) any {
+	if !e.live {
+		return nil
+	}
+	return e.prop.tag(r)
 }
 
 // appendGroups returns the value under keyNextGroup.

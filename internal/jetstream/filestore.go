@@ -30,7 +30,8 @@ type fileStore struct {
 	dir    string
 	fs     vfs.FS
 	create bool // there may be no file yet; until the first opening
-	open   func(dir string) (backing, error)
+	accept bool // a file older than it has been is opened as it is; until the first opening
+	open   func(dir string, o msgstore.Options) (backing, error)
 	now    func() int64 // a coarse clock, for used
 	// opened is told how many files more are open, damaged of what cannot be one
 	// message's damage. Neither may block or call the store.
@@ -55,15 +56,21 @@ const resting = int64(1) << 40
 func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 	f := &fileStore{
 		dir: filepath.Join(e.o.Dir, "streams", groupDir(g)), fs: e.o.FS, create: create,
-		open: func(dir string) (backing, error) { return msgstore.Open(dir, msgstore.Options{Log: e.log}) },
-		now:  e.ticks.Load,
+		open: func(dir string, o msgstore.Options) (backing, error) {
+			o.Log = e.log
+			if o.WALOldest == 0 {
+				o.WALOldest = e.wal.Oldest()
+			}
+			return msgstore.Open(dir, o)
+		},
+		now: e.ticks.Load,
 		opened: func(n int64) {
 			if open := e.openStores.Add(n); n > 0 && (open == 1 || open > int64(e.o.MaxOpenStores)) {
 				e.wakeKeeper()
 			}
 		},
-		damaged: func(error) {},
 	}
+	f.damaged = func(err error) { e.noteDamage(f, err) }
 	f.state.Store(&storage.State{First: 1})
 	f.refs.Store(-resting)
 	return f
@@ -94,18 +101,20 @@ func (f *fileStore) wake() error {
 		f.refs.Add(1)
 		return nil
 	}
-	if !f.create {
-		// Opening would begin an empty store, and what is gone be missed by nobody.
-		path := filepath.Join(f.dir, msgstore.FileName)
-		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return f.note(&storage.CorruptError{File: path, Reason: "the file is gone"})
+	o := msgstore.Options{AcceptStale: f.accept}
+	if f.create {
+		o.WALOldest = 1 // the log has all of it
+	} else if _, err := os.Stat(filepath.Join(f.dir, msgstore.FileName)); errors.Is(err, fs.ErrNotExist) {
+		if _, err := msgstore.ReadFloor(f.dir); errors.Is(err, fs.ErrNotExist) {
+			// Opening would begin an empty store, and what is gone be missed by nobody.
+			return f.note(&storage.CorruptError{File: filepath.Join(f.dir, msgstore.FileName), Reason: "the file is gone"})
 		}
 	}
-	st, err := f.open(f.dir)
+	st, err := f.open(f.dir, o)
 	if err != nil {
 		return f.note(err)
 	}
-	f.st, f.create = st, false
+	f.st, f.create, f.accept = st, false, false
 	f.refs.Add(resting + 1)
 	f.opened(1)
 	return nil

@@ -165,12 +165,26 @@ func (e *Engine) checkpoints(list []*Stream) error {
 	for range min(atOnce, len(list)) {
 		wg.Go(func() {
 			for i := range next {
-				errs[i] = list[i].checkpoint()
+				errs[i] = e.settle(list[i], list[i].checkpoint())
 			}
 		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// settle deals with the error of a checkpoint, as far as it concerns that
+// stream alone.
+func (e *Engine) settle(s *Stream, err error) error {
+	if err == nil || !errors.Is(err, storage.ErrCorrupt) {
+		return err
+	}
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	if e.groups[s.group] == s {
+		e.takeDown(s, err, nil)
+	}
+	return nil
 }
 
 // trim recycles what neither a stream nor the meta machine needs of the log.
@@ -180,6 +194,9 @@ func (e *Engine) trim() error {
 	below := storage.LSN(e.lastLSN.Load()) + 1
 	for _, s := range *e.streams.Load() {
 		below = earlier(below, s.holds())
+	}
+	for _, d := range *e.downNames.Load() {
+		below = earlier(below, storage.LSN(d.from.Load()))
 	}
 	// After the streams': one that is deleted goes over to it.
 	below = earlier(below, e.book.holds())
@@ -193,7 +210,7 @@ func (e *Engine) Checkpoint() error {
 		return err
 	}
 	for _, s := range *e.streams.Load() {
-		if err := s.checkpoint(); err != nil {
+		if err := e.settle(s, s.checkpoint()); err != nil {
 			return err
 		}
 	}
@@ -231,6 +248,10 @@ func (e *Engine) keeper() {
 const idleTicks = 6
 
 func (e *Engine) keep() error {
+	e.takeDownSuspects()
+	if err := e.parkLogs(); err != nil {
+		return err
+	}
 	if err := e.saveAndDestroy(); err != nil {
 		return err
 	}
@@ -300,7 +321,7 @@ func (e *Engine) closeIdle() error {
 		if now == s.usedAt && over < e.o.MaxOpenStores {
 			break
 		}
-		if err := s.checkpoint(); err != nil {
+		if err := e.settle(s, s.checkpoint()); err != nil {
 			return err
 		}
 		closed, err := s.rest()

@@ -6,18 +6,24 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"petiole/internal/broker"
 	"petiole/storage"
 	"petiole/storage/metadb"
+	"petiole/storage/msgstore"
 )
 
-// A file of the store that is gone, or empty, is an error that leaves the rest
-// alone, unless the log gives all of it back.
+// nothingLeft is a salvage that finds nothing to begin with.
+func nothingLeft(o *Options) {
+	o.salvage = func(dir string) (msgstore.RepairReport, error) {
+		return msgstore.RepairReport{}, &storage.CorruptError{File: dir, Reason: "nothing to begin with"}
+	}
+}
+
+// A start finds its streams whatever file is gone or empty; messages that are
+// lost are said to be, and their sequences not given out again.
 func TestLostFiles(t *testing.T) {
 	ctx := testContext(t)
 	fill := func(t *testing.T, trimmed bool) (dir string) {
@@ -41,15 +47,6 @@ func TestLostFiles(t *testing.T) {
 		}
 		return dir
 	}
-	open := func(t *testing.T, dir string) error {
-		t.Helper()
-		srv := must(broker.New(broker.Options{Host: "127.0.0.1", Port: -1, JetStream: true}))
-		e, err := Open(Options{Account: srv.Account(), Dir: dir, SegmentSize: 1 << 20})
-		if err == nil {
-			err = errors.Join(errors.New("it opens"), e.Close())
-		}
-		return err
-	}
 	msgs := filepath.Join("streams", groupDir(2), "msgs.db")
 	empty := func(path string) error { return os.Truncate(path, 0) }
 	hide := func(path string) error { // as a flipped bit in a page of bbolt may
@@ -63,44 +60,62 @@ func TestLostFiles(t *testing.T) {
 		name, file string
 		trimmed    bool
 		damage     func(string) error
-		want       string // in the error; "": everything is still there
+		lost       bool // the messages
+		parked     bool // the damaged file
 	}{
-		{"meta.db is gone", "meta.db", true, os.Remove, "meta.db does not know it"},
-		{"meta.db is empty", "meta.db", true, empty, "has been cut"},
-		{"messages are gone", msgs, true, os.Remove, "is gone"},
-		{"messages are empty", msgs, true, empty, "has been cut"},
-		{"meta.db is gone, the log has all", "meta.db", false, os.Remove, ""},
-		{"messages are gone, the log has all", msgs, false, os.Remove, ""},
-		{"a record of meta.db is hidden", "meta.db", true, hide, "lost its record"},
+		{"meta.db is gone", "meta.db", true, os.Remove, false, false},
+		{"meta.db is empty", "meta.db", true, empty, false, true},
+		{"messages are gone", msgs, true, os.Remove, true, false},
+		{"messages are empty", msgs, true, empty, true, true},
+		{"meta.db is gone, the log has all", "meta.db", false, os.Remove, false, false},
+		{"messages are gone, the log has all", msgs, false, os.Remove, false, false},
+		{"a record of meta.db is hidden", "meta.db", true, hide, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := fill(t, c.trimmed)
-			path := filepath.Join(dir, c.file)
-			good := must(os.ReadFile(path))
-			if err := c.damage(path); err != nil {
+			if err := c.damage(filepath.Join(dir, c.file)); err != nil {
 				t.Fatal(err)
 			}
-			if c.want != "" {
-				for range 2 { // trying again changes nothing
-					if err := open(t, dir); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), c.want) {
-						t.Fatalf("opened: %v; want corrupt data and %q", err, c.want)
-					}
+			want := storage.State{Msgs: 10, First: 1, Last: 10}
+			if c.trimmed {
+				want = storage.State{Msgs: 12, First: 1, Last: 12}
+			}
+			if c.lost { // sequences go on where they were
+				want.Msgs, want.First = 0, want.Last+1
+			}
+			var uid [16]byte
+			for i := range 2 {
+				n := startNode(t, dir, nothingLeft)
+				s, ok := n.e.Stream("S")
+				if !ok {
+					t.Fatal("the stream is gone")
 				}
-				if err := os.WriteFile(path, good, 0o600); err != nil {
-					t.Fatal(err)
+				if st := s.DurableState(); st.Msgs != want.Msgs || st.First != want.First || st.Last != want.Last {
+					t.Fatalf("start %d: state %+v, want %+v", i, st, want)
 				}
+				if uid == [16]byte{} {
+					uid = s.UID()
+				}
+				if s.UID() != uid || s.Config().Subjects[0] != "s.>" {
+					t.Fatal("it is another stream")
+				}
+				st := n.e.Damage()
+				if i == 0 && c.lost && (st.Repairs != 1 || st.LostMsgs != want.Last) || i > 0 && st != (DamageStats{}) {
+					t.Fatalf("start %d: %+v", i, st)
+				}
+				if spans := s.Lost(0); c.lost != slices.Equal(spans, []storage.Span{{First: 1, Last: want.Last}}) {
+					t.Fatalf("start %d: lost are %v", i, spans)
+				}
+				n.stop()
+			}
+			found := append(must(filepath.Glob(filepath.Join(dir, "parked", "*"))), must(filepath.Glob(filepath.Join(dir, c.file+".damaged-*")))...)
+			if (len(found) > 0) != c.parked {
+				t.Fatalf("parked are %v", found)
 			}
 			n := startNode(t, dir)
-			s, ok := n.e.Stream("S")
-			if !ok {
-				t.Fatal("the stream is gone")
-			}
-			want := uint64(10)
-			if c.trimmed {
-				want = 12
-			}
-			if st := s.DurableState(); st.Msgs != want || st.First != 1 || st.Last != want {
-				t.Fatalf("state %+v, want %d messages", st, want)
+			_, js := n.connect()
+			if ack := must(js.Publish(ctx, "s.x", nil)); ack.Sequence != want.Last+1 {
+				t.Fatalf("the next message has sequence %d, want %d", ack.Sequence, want.Last+1)
 			}
 		})
 	}

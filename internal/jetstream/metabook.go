@@ -19,6 +19,8 @@ const (
 	// prefixDeleted + group in decimal marks a stream that was deleted and
 	// whose directory may still be there.
 	prefixDeleted = "deleted/"
+	// prefixConsumerRecord + group in decimal + "/" + name → JSON of consumerRecord
+	prefixConsumerRecord = "consumer/"
 )
 
 // metaBook is the meta machine's state: which streams exist. What applying a
@@ -34,12 +36,25 @@ type metaBook struct {
 	from    storage.LSN              // first one the log has to keep, as the database does not reflect it; 0: none
 	saving  storage.LSN              // the same, of what is being saved
 	dirty   map[uint64]struct{}      // groups whose record changed
-	dying   map[uint64]*Stream       // deleted; nil values were deleted before this start
-	dead    map[uint64]struct{}      // their directories are gone, the mark may go too
+	// consumers are those with a state in their stream's store, by group and name.
+	consumers map[uint64]map[string]*consumerRecord
+	changed   map[consumerKey]struct{}
+	dying     map[uint64]*Stream  // deleted; nil values were deleted before this start
+	dead      map[uint64]struct{} // their directories are gone, the mark may go too
+}
+
+type consumerKey struct {
+	group uint64
+	name  string
+}
+
+func (k consumerKey) String() string {
+	return prefixConsumerRecord + strconv.FormatUint(k.group, 10) + "/" + k.name
 }
 
 func newMetaBook() *metaBook {
 	return &metaBook{
+		consumers: map[uint64]map[string]*consumerRecord{}, changed: map[consumerKey]struct{}{},
 		records: map[uint64]*streamRecord{}, dirty: map[uint64]struct{}{},
 		dying: map[uint64]*Stream{}, dead: map[uint64]struct{}{},
 		next: uint64(storage.MetaGroup) + 1,
@@ -79,10 +94,39 @@ func (b *metaBook) remove(group uint64, s *Stream, lsn, held storage.LSN) {
 	defer b.mu.Unlock()
 	if _, ok := b.records[group]; ok {
 		delete(b.records, group)
+		for name := range b.consumers[group] {
+			b.changed[consumerKey{group, name}] = struct{}{}
+		}
+		delete(b.consumers, group)
 		b.dirty[group] = struct{}{}
 		b.dying[group] = s
 	}
 	b.noted(lsn, earlier(lsn, held))
+}
+
+// putConsumer takes a consumer's record in, or out if r is nil.
+func (b *metaBook) putConsumer(group uint64, name string, r *consumerRecord) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, ok := b.records[group]; !ok {
+		return
+	}
+	switch {
+	case r == nil:
+		delete(b.consumers[group], name)
+	case b.consumers[group] == nil:
+		b.consumers[group] = map[string]*consumerRecord{name: r}
+	default:
+		b.consumers[group][name] = r
+	}
+	b.changed[consumerKey{group, name}] = struct{}{}
+}
+
+// consumersOf returns the records of a stream's consumers.
+func (b *metaBook) consumersOf(group uint64) map[string]*consumerRecord {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return maps.Clone(b.consumers[group])
 }
 
 // record returns a stream's record.
@@ -109,11 +153,12 @@ func (e *Engine) saveMeta() error {
 	b.saveMu.Lock()
 	defer b.saveMu.Unlock()
 	b.mu.Lock()
-	if len(b.dirty) == 0 && len(b.dead) == 0 && b.from == 0 {
+	if len(b.dirty) == 0 && len(b.changed) == 0 && len(b.dead) == 0 && b.from == 0 {
 		b.mu.Unlock()
 		return nil
 	}
-	dirty, dead := b.dirty, b.dead
+	dirty, dead, changed := b.dirty, b.dead, b.changed
+	b.changed = map[consumerKey]struct{}{}
 	b.saving, b.from = b.from, 0
 	b.dirty, b.dead = map[uint64]struct{}{}, map[uint64]struct{}{}
 	gone := map[uint64]*Stream{}
@@ -129,6 +174,17 @@ func (e *Engine) saveMeta() error {
 		if err == nil {
 			kvs = append(kvs, metadb.KV{Key: streamKey(g), Value: v})
 		}
+	}
+	for k := range changed {
+		kv := metadb.KV{Key: k.String()}
+		if r := b.consumers[k.group][k.name]; r != nil {
+			v, err := json.Marshal(r)
+			if err != nil {
+				continue
+			}
+			kv.Value = v
+		}
+		kvs = append(kvs, kv)
 	}
 	for g := range dead {
 		kvs = append(kvs, metadb.KV{Key: deletedKey(g)})
@@ -148,6 +204,7 @@ func (e *Engine) saveMeta() error {
 	if err != nil { // all of it is still to be saved
 		maps.Copy(b.dirty, dirty)
 		maps.Copy(b.dead, dead)
+		maps.Copy(b.changed, changed)
 		b.from, b.saving = earlier(b.from, b.saving), 0
 		return fmt.Errorf("saving the list of streams: %w", err)
 	}

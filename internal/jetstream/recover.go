@@ -25,8 +25,11 @@ const loaders = 4
 
 // recover loads the streams that the meta database knows and replays the log.
 func (e *Engine) recover() error {
-	known, err := readMeta(e.meta)
+	known, err := e.openMeta()
 	if err != nil {
+		return err
+	}
+	if err := e.adoptStreams(known); err != nil {
 		return err
 	}
 	e.wal, err = wal.Open(wal.Options{
@@ -54,6 +57,7 @@ func (e *Engine) recover() error {
 		b.next = max(b.next, r.Group+1)
 	}
 	e.nextGroup = b.next
+	b.consumers = known.consumers
 	// Where the files are gone but the log has all of it, it begins anew.
 	created, err := e.creations(known.records)
 	if err != nil {
@@ -86,6 +90,9 @@ func (e *Engine) recover() error {
 		if s.store.Applied() == 0 {
 			s.begins(storage.LSN(e.lastLSN.Load()))
 		}
+		if err := e.putAside(s); err != nil {
+			return err
+		}
 		if _, err := s.rest(); err != nil {
 			return err
 		}
@@ -106,12 +113,21 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 		return e.recreate(r)
 	}
 	s := e.groups[r.Group]
+	if d := e.downs[r.Group]; d != nil {
+		d.late(r)
+		return nil
+	}
 	if s == nil || s.memory || r.LSN <= s.applied {
 		return nil // gone, empty after every start, or checkpointed
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.apply(r)
+	err := s.apply(r)
+	s.mu.Unlock()
+	if err != nil && isDamage(err) {
+		e.takeDown(s, err, []wal.Record{*r})
+		return nil
+	}
+	return err
 }
 
 // recreate has a stream that was never checkpointed begin with what it was
@@ -194,6 +210,13 @@ func (e *Engine) load(records []streamRecord, created map[uint64]bool) (newest s
 	wg.Wait()
 	m := make(map[string]*Stream, len(records))
 	for i, s := range streams {
+		if s == nil && isDamage(errs[i]) {
+			r := &records[i]
+			e.log.Error("a stream's files are damaged and are going to be repaired", "stream", r.Name,
+				"directory", e.streamDir(storage.GroupID(r.Group)), "err", errs[i])
+			e.setDown(&downStream{rec: r, cause: errs[i], since: time.Now(), create: created[r.Group]}, true)
+			continue
+		}
 		if s == nil {
 			err = errors.Join(err, fmt.Errorf("stream %q: %w", records[i].Name, errs[i]))
 			continue
@@ -213,6 +236,18 @@ func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
 		_ = store.Close() // the first error counts
 		return nil, err
 	}
+	s.mu.Lock()
+	err = e.readParked(s)
+	s.mu.Unlock()
+	if err == nil && s.holds() != 0 {
+		if err = s.checkpoint(); err == nil {
+			err = e.loseParked(s)
+		}
+	}
+	if err != nil {
+		_ = store.Close() // the first error counts
+		return nil, err
+	}
 	// What was never checkpointed may have to skip sequences first.
 	if store.Applied() > 0 {
 		if _, err := s.rest(); err != nil {
@@ -220,6 +255,49 @@ func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
 		}
 	}
 	return s, nil
+}
+
+// putAside keeps what could not be read of a stream's keyed state in a file of
+// its own, and creates its consumers anew.
+func (e *Engine) putAside(s *Stream) error {
+	if s.memory {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, kv := range s.unreadable {
+		path := filepath.Join(e.streamDir(s.group), fmt.Sprintf("unreadable.%d.%d", time.Now().Unix(), i))
+		if err := e.writeFile(path, append(append([]byte(kv.Key), '\n'), kv.Value...)); err != nil {
+			return err
+		}
+		e.damage.Parked.Add(1)
+	}
+	if len(s.unreadable) > 0 {
+		s.unreadable = nil
+		e.recreateConsumers(s)
+	}
+	if keys := s.m.Unreadable(); len(keys) > 0 {
+		e.log.Error("parts of a stream's state cannot be read and were left out", "stream", s.name, "keys", keys)
+	}
+	known := e.book.consumersOf(uint64(s.group))
+	for name, c := range s.consumers {
+		if known[name] == nil && c.m.Durable() {
+			s.noteConsumer(name)
+		}
+	}
+	return nil
+}
+
+// writeFile writes a new file, durably.
+func (e *Engine) writeFile(path string, b []byte) error {
+	f, err := e.o.FS.Open(path, true)
+	if err != nil {
+		return err
+	}
+	if _, err = f.WriteAt(b, 0); err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close(), e.o.FS.SyncDir(filepath.Dir(path)))
 }
 
 // storePath is where msgstore keeps the messages of a group.
@@ -256,14 +334,11 @@ func (e *Engine) tidy(known *metaContents) error {
 			}
 			continue
 		}
-		if known.next == 0 {
-			return fmt.Errorf("%w: directory %s holds a stream, but %s does not know it: that file was lost, restore the one that belongs to this store",
-				storage.ErrCorrupt, dir, e.meta.Path())
-		}
 		to, err := e.park(dir)
 		if err != nil {
 			return err
 		}
+		e.damage.Parked.Add(1)
 		e.log.Error("a directory of messages that the list of streams does not know has been put aside; if it is missed, "+
 			"the list in meta.db is an older copy: restore the one that belongs to it, and move the directory back",
 			"directory", dir, "parked", to)

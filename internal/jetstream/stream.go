@@ -47,21 +47,27 @@ type Stream struct {
 	consumers map[string]*consumerEntry
 	subs      []*broker.Subscription
 	pub       *broker.Publisher
+	live      bool // started: what is applied has effects
 	stopped   bool
-	gone      bool                // store destroyed
-	applied   storage.LSN         // last record applied
-	dirtyFrom storage.LSN         // first record that no frozen set reflects; 0 if none
-	frozen    storage.LSN         // likewise of the frozen set that is being written
-	lost      map[string]struct{} // consumers deleted since the last checkpoint
-	acked     []uint64            // messages acknowledged by the command being applied
-	unlogged  []uint64            // messages that consumers without durable state are done with
-	timer     *time.Timer
-	timerAt   time.Time // when timer fires; zero: not set
-	expiring  bool      // an Expire command is on its way
-	bytes     uint64    // what the engine's total has of this stream
-	wake      chan struct{}
-	pumping   bool
-	scratch   []byte
+	gone      bool        // store destroyed
+	applied   storage.LSN // last record applied
+	dirtyFrom storage.LSN // first record that no frozen set reflects; 0 if none
+	frozen    storage.LSN // likewise of the frozen set that is being written
+	// unreadable is keyed state that makes no sense, though its checksum is
+	// right; to be put aside.
+	unreadable []storage.KV
+	lostSpans  []lostSpan          // sequences whose messages damage has taken, ascending
+	lostFresh  bool                // some of them are in no checkpoint
+	lost       map[string]struct{} // consumers deleted since the last checkpoint
+	acked      []uint64            // messages acknowledged by the command being applied
+	unlogged   []uint64            // messages that consumers without durable state are done with
+	timer      *time.Timer
+	timerAt    time.Time // when timer fires; zero: not set
+	expiring   bool      // an Expire command is on its way
+	bytes      uint64    // what the engine's total has of this stream
+	wake       chan struct{}
+	pumping    bool
+	scratch    []byte
 
 	// Of the goroutine that applies.
 	touched  bool
@@ -171,18 +177,39 @@ func (e *Engine) newStream(r *streamRecord, store storage.Store) (*Stream, error
 	err = store.KVs(prefixConsumer, func(key string, value []byte) error {
 		entry := s.newEntry()
 		c, err := consumer.Restore(value, s.env(entry.sink))
-		if err != nil {
-			return fmt.Errorf("stream %q: consumer %q: %w", s.name, key[len(prefixConsumer):], err)
+		if err != nil { // one consumer does not keep the stream from serving
+			e.log.Error("the state of a consumer cannot be read and is put aside", "stream", s.name, "consumer", key[len(prefixConsumer):], "err", err)
+			s.unreadable = append(s.unreadable, storage.KV{Key: key, Value: value})
+			return nil
 		}
 		entry.m = c
 		s.consumers[c.Name()] = entry
 		return nil
 	})
+	if err == nil {
+		err = store.KVs(prefixLost, func(_ string, value []byte) error { return s.restoreLost(value) })
+	}
 	if err != nil {
 		return nil, err
 	}
 	s.observe()
 	return s, nil
+}
+
+// remember notes in the stream's record where it is, for the case that its files
+// are lost.
+func (s *Stream) remember() {
+	st := s.store.State()
+	s.mu.Lock()
+	at, clean := uint64(s.applied), s.dirtyFrom == 0 && s.frozen == 0
+	s.mu.Unlock()
+	old, ok := s.e.book.record(uint64(s.group))
+	if s.memory || !ok || !clean || old.First == st.First && old.Last == st.Last && old.LastAt == at {
+		return
+	}
+	rec := *old
+	rec.First, rec.Last, rec.LastAt = st.First, st.Last, at
+	s.e.book.put(&rec, 0)
 }
 
 func (s *Stream) newEntry() *consumerEntry {
@@ -273,6 +300,7 @@ func (s *Stream) Purged() {
 func (s *Stream) start() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.live = true
 	st := s.store.State()
 	s.durable.Store(&st)
 	s.account(st.Bytes)
@@ -520,18 +548,19 @@ func (s *Stream) applyMemory(rec []byte) (stream.Result, error) {
 	return r, nil
 }
 
-// applyRun applies committed records of this stream.
-func (s *Stream) applyRun(run []wal.Record) error {
+// applyRun applies committed records of this stream; it returns how many, if
+// not all.
+func (s *Stream) applyRun(run []wal.Record) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range run {
 		if err := s.apply(&run[i]); err != nil {
-			return fmt.Errorf("applying record %d: %w", run[i].LSN, err)
+			return i, fmt.Errorf("applying record %d: %w", run[i].LSN, err)
 		}
 		s.runBytes += int64(len(run[i].Data))
 	}
 	s.afterApply()
-	return nil
+	return len(run), nil
 }
 
 // apply applies one record, live or in replay. The caller holds the lock.
@@ -541,7 +570,7 @@ func (s *Stream) apply(r *wal.Record) error {
 		s.dirtyFrom = r.LSN
 	}
 	var tag any
-	if s.e.live {
+	if s.live {
 		tag = s.e.prop.tag(r)
 	}
 	if command.IsConsumer(command.KindOf(r.Data)) {
@@ -551,7 +580,7 @@ func (s *Stream) apply(r *wal.Record) error {
 	if err != nil {
 		return err
 	}
-	if s.republish != nil && res.Kind == command.KindPublish && s.e.live {
+	if s.republish != nil && res.Kind == command.KindPublish && s.live {
 		s.sendAgain(s.e.acks, &res)
 	}
 	switch tag := tag.(type) {
@@ -606,14 +635,17 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 				return r, err
 			}
 		}
-		if s.e.live {
+		if s.live {
 			if err := s.subscribe(); err != nil {
 				return r, err
 			}
 		}
-		rec := &streamRecord{Name: s.name, Group: uint64(s.group), UID: s.uid[:], Created: s.created.UnixNano(), Config: *s.m.Config()}
-		s.e.book.put(rec, 0)
-		s.e.wakeKeeper()
+		if old, ok := s.e.book.record(uint64(s.group)); ok {
+			rec := *old
+			rec.Config = *s.m.Config()
+			s.e.book.put(&rec, 0)
+			s.e.wakeKeeper()
+		}
 	case command.KindExpire:
 		s.expiring = false
 	}
@@ -727,7 +759,7 @@ func (s *Stream) notify() {
 // armExpiry sets the timer for the next message to expire. The caller holds
 // the lock.
 func (s *Stream) armExpiry() {
-	if s.expiring || !s.e.live {
+	if s.expiring || !s.live {
 		return
 	}
 	if at, ok := s.m.NextExpiry(); ok {
@@ -906,9 +938,10 @@ func (s *Stream) Ingest(in *command.Ingest, done func(command.Position, error)) 
 			done(pos, err)
 			return
 		}
-		s.durMu.Lock()
-		s.ingests = append(s.ingests, pendingIngest{lsn: r.lsn, done: func() { done(pos, err) }})
-		s.durMu.Unlock()
+		to := r.stream // s, or what it was made anew as
+		to.durMu.Lock()
+		to.ingests = append(to.ingests, pendingIngest{lsn: r.lsn, done: func() { done(pos, err) }})
+		to.durMu.Unlock()
 	}
 	if refused := s.e.room(s, 0); refused != nil {
 		done(command.Position{}, refused)
@@ -986,7 +1019,7 @@ func (s *Stream) Positions() map[string]command.Position {
 // changes collects the keyed state that changed since the last checkpoint. The
 // caller holds the lock. undo takes back what taking snapshots marked as done.
 func (s *Stream) changes() (kvs []storage.KV, undo func()) {
-	kvs = s.m.Changes()
+	kvs = append(s.m.Changes(), s.lostChanges()...)
 	var taken []*consumer.Machine
 	for _, name := range slices.Sorted(maps.Keys(s.consumers)) {
 		c := s.consumers[name].m
@@ -1024,6 +1057,7 @@ func (s *Stream) checkpoint() error {
 		if s.store.Freeze(s.applied, kvs) {
 			s.m.Saved()
 			clear(s.lost)
+			s.lostFresh = false
 			s.frozen, s.dirtyFrom = s.dirtyFrom, 0
 		} else {
 			undo()

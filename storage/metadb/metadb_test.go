@@ -162,3 +162,67 @@ func TestFlippedBit(t *testing.T) {
 		t.Errorf("rewritten value: %q, %v", v, err)
 	}
 }
+
+// What is intact of a damaged file is kept, the file itself too.
+func TestSalvage(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		damage func(b []byte) []byte
+		want   []string // keys left, at least
+		bad    bool     // some are lost
+	}{
+		{"a value", func(b []byte) []byte {
+			i := bytes.Index(b, []byte("value of k3"))
+			for ; i >= 0; i = bytes.Index(b, []byte("value of k3")) { // in every copy of the page
+				b[i] ^= 1
+			}
+			return b
+		}, []string{"k1", "k2", "k4"}, true},
+		{"nothing", func(b []byte) []byte { return b }, []string{"k1", "k2", "k3", "k4"}, false},
+		{"all of it", func(b []byte) []byte { clear(b); return b }, nil, true},
+		{"cut", func(b []byte) []byte { return b[:100] }, nil, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "meta.db")
+			db, err := Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, k := range []string{"k1", "k2", "k3", "k4"} {
+				if err := db.Put("b", KV{k, []byte("value of " + k)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := db.Close(); err != nil {
+				t.Fatal(err)
+			}
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b = c.damage(b)
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r, err := Salvage(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if parked, err := os.ReadFile(r.Parked); err != nil || !bytes.Equal(parked, b) {
+				t.Fatalf("the damaged file is not kept: %v", err)
+			}
+			if (len(r.Damage) > 0) != c.bad || r.Kept != len(c.want) {
+				t.Fatalf("%+v", r)
+			}
+			if db, err = Open(path); err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			for _, k := range c.want {
+				if v, err := db.Get("b", k); err != nil || string(v) != "value of "+k {
+					t.Fatalf("%s: %q, %v", k, v, err)
+				}
+			}
+		})
+	}
+}

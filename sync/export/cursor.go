@@ -57,7 +57,8 @@ type Cursor struct {
 	chain       frame.Chain
 	compress    bool
 	limit       int
-	soft        int64 // bytes after which a batch ends; grows from firstBatch
+	lost        []uint64 // sequences in the batch at hand that damage has taken
+	soft        int64    // bytes after which a batch ends; grows from firstBatch
 	b           frame.Builder
 }
 
@@ -66,6 +67,9 @@ type Cursor struct {
 // double until they fill a frame. A full frame exceeds what a new connection may
 // have in flight, so the hub would store nothing for a further round trip.
 const firstBatch = 8 << 10
+
+// maxLost bounds the sequences listed as damaged in one batch.
+const maxLost = 1 << 16
 
 // NewCursor returns a cursor that goes on where d says, for the connection's
 // offer. Messages larger than limit bytes are refused (0: none are).
@@ -89,6 +93,7 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		return out, nil
 	}
 	c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
+	c.lost = nil
 	begin, seed, sent := c.next, c.chain, len(out)
 	gaps := false
 	var oldest int64
@@ -101,7 +106,8 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		b.Frames = c.b.AppendFrames(b.Frames[:0], c.compress)
 		b.First, b.Rung, b.Oldest = c.next, c.b.Rung(), oldest
 		b.Msgs, b.Gaps, b.Missing, b.Bytes = c.b.Counts()
-		b.Damaged, damaged = damaged, nil
+		b.Damaged, damaged = append(damaged, c.lost...), nil
+		c.lost = nil
 		gaps = gaps || b.Gaps > 0
 		c.next, c.chain, oldest = b.Rung.Through+1, b.Rung.Chain, 0
 		c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
@@ -191,6 +197,23 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 // gap adds the sequences up to last as missing, those below first because the
 // stream's limits removed them.
 func (c *Cursor) gap(last, first uint64) {
+	if l, ok := c.src.(Loser); ok && c.b.Through() < last {
+		for _, span := range l.Lost(c.b.Through() + 1) {
+			if span.First > last {
+				break
+			}
+			c.missing(span.First-1, first)
+			for seq := c.b.Through() + 1; seq <= min(span.Last, last) && len(c.lost) < maxLost; seq++ {
+				c.lost = append(c.lost, seq)
+			}
+			c.b.Gap(min(span.Last, last), frame.GapDamaged)
+		}
+	}
+	c.missing(last, first)
+}
+
+// missing is gap for sequences that no damage has taken.
+func (c *Cursor) missing(last, first uint64) {
 	if c.b.Through() < last && c.b.Through()+1 < first {
 		c.b.Gap(min(last, first-1), frame.GapRemoved)
 	}

@@ -34,6 +34,13 @@ type Syncer interface {
 	Sync() error
 }
 
+// Loser is a Source that knows which of its messages damage has taken, so that
+// the hub is told why they are missing.
+type Loser interface {
+	// Lost returns the sequences at or after from that are lost, ascending.
+	Lost(from uint64) []storage.Span
+}
+
 // Sources finds local streams by name.
 type Sources interface {
 	// Stream returns the stream, or false if there is none (now).

@@ -600,3 +600,48 @@ func TestStateRoundTrip(t *testing.T) {
 		}
 	})
 }
+
+// loser is a fake that knows what damage has taken.
+type loser struct {
+	*fake
+	spans []storage.Span
+}
+
+func (l *loser) Lost(from uint64) (spans []storage.Span) {
+	for _, s := range l.spans {
+		if s.Last >= from {
+			spans = append(spans, storage.Span{First: max(s.First, from), Last: s.Last})
+		}
+	}
+	return spans
+}
+
+// Messages that a repair of the stream has given up are told apart from those
+// that were removed or deleted.
+func TestCursorTellsLost(t *testing.T) {
+	src := &loser{fake: newFake(), spans: []storage.Span{{First: 2, Last: 3}, {First: 6, Last: 8}, {First: 11, Last: 12}}}
+	for range 12 {
+		src.add(10)
+	}
+	for _, q := range []uint64{1, 2, 3, 5, 6, 7, 8, 11, 12} {
+		src.remove(q)
+	}
+	d := Decision{State: State{Incarnation: 1, Base: 1}, Next: 1, Chain: frame.Seed(src.uid, 1, 1)}
+	bs, err := NewCursor(src, 3, &d, false, 0).Read(nil, 1<<20)
+	if err != nil || len(bs) != 1 {
+		t.Fatalf("%d batches, %v", len(bs), err)
+	}
+	if !reflect.DeepEqual(bs[0].Damaged, []uint64{2, 3, 6, 7, 8, 11, 12}) {
+		t.Errorf("damaged are %v", bs[0].Damaged)
+	}
+	want := []frame.Gap{
+		{First: 1, Last: 1, Reason: frame.GapRemoved},
+		{First: 2, Last: 3, Reason: frame.GapDamaged},
+		{First: 5, Last: 5, Reason: frame.GapDeleted},
+		{First: 6, Last: 8, Reason: frame.GapDamaged},
+		{First: 11, Last: 12, Reason: frame.GapDamaged},
+	}
+	if got := decode(t, bs)[0].Gaps; !reflect.DeepEqual(got, want) {
+		t.Errorf("gaps %v, want %v", got, want)
+	}
+}

@@ -298,6 +298,8 @@ type StreamListResponse struct {
 	Response
 	Paged
 	Streams []*StreamInfo `json:"streams"`
+	// Offline are the streams that do not serve, and why.
+	Offline map[string]string `json:"offline,omitempty"`
 }
 
 // SuccessResponse answers requests that have nothing else to say.
@@ -353,4 +355,32 @@ type StoredMsg struct {
 type MsgGetResponse struct {
 	Response
 	Message *StoredMsg `json:"message,omitempty"`
+}
+
+// Advisories of damage are the project's own: nats-server has none.
+const (
+	AdvisoryStreamDamaged = "io.petiole.jetstream.advisory.v1.stream_damaged"
+	// AdvisoryStreamDamagedSubject is followed by "." and the stream's name.
+	AdvisoryStreamDamagedSubject = "$JS.EVENT.ADVISORY.STREAM.DAMAGED"
+)
+
+// SeqSpan is a closed interval of sequences.
+type SeqSpan struct {
+	First uint64 `json:"first"`
+	Last  uint64 `json:"last"`
+}
+
+// StreamDamagedAdvisory says that a stream's files were found damaged, and what
+// it has lost by that. Sequences do not change: those lost are gaps.
+type StreamDamagedAdvisory struct {
+	Type        string    `json:"type"`
+	ID          string    `json:"id"`
+	Time        time.Time `json:"timestamp"`
+	Stream      string    `json:"stream"`
+	Reason      string    `json:"reason"`                // what was found
+	Quarantined bool      `json:"quarantined,omitempty"` // it could not be repaired and does not serve
+	LostMsgs    uint64    `json:"lost_msgs"`
+	Lost        []SeqSpan `json:"lost,omitempty"`
+	LostKeys    []string  `json:"lost_keys,omitempty"` // of the stream's state beside messages
+	Parked      []string  `json:"parked,omitempty"`    // the damaged files, at the server
 }

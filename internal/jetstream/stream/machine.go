@@ -87,10 +87,12 @@ type Machine struct {
 	// What the next checkpoint has to write.
 	dirtyConfig, dirtyLastID bool
 	dirtyPos                 map[string]struct{}
+
+	unreadable []string
 }
 
 // New returns the machine over store, with the state that the store holds
-// durably. cfg and uid are used if the store holds none, that is before its
+// durably; what of it makes no sense is left out, see [Machine.Unreadable]. cfg and uid are used if the store holds none, that is before its
 // first checkpoint.
 func New(cfg api.StreamConfig, uid [16]byte, store storage.Store) (*Machine, error) {
 	m := &Machine{
@@ -103,29 +105,29 @@ func New(cfg api.StreamConfig, uid [16]byte, store storage.Store) (*Machine, err
 	err := store.KVs("", func(key string, value []byte) error {
 		switch {
 		case key == KeyConfig:
-			m.cfg = api.StreamConfig{}
-			if err := json.Unmarshal(value, &m.cfg); err != nil {
-				return fmt.Errorf("%w: configuration: %v", storage.ErrCorrupt, err)
+			var c api.StreamConfig
+			if err := json.Unmarshal(value, &c); err != nil {
+				m.unreadable = append(m.unreadable, key)
+				break
 			}
-			m.dirtyConfig = false
+			m.cfg, m.dirtyConfig = c, false
 		case key == KeyUID && len(value) == 16:
 			m.uid = [16]byte(value)
 		case key == KeyLastID:
 			m.lastID = string(value)
 		case strings.HasPrefix(key, PrefixDedup):
 			seq, n := binary.Uvarint(value)
-			if n <= 0 {
-				return fmt.Errorf("%w: entry of message id %q", storage.ErrCorrupt, key[len(PrefixDedup):])
-			}
-			t, k := binary.Varint(value[n:])
-			if k <= 0 {
-				return fmt.Errorf("%w: entry of message id %q", storage.ErrCorrupt, key[len(PrefixDedup):])
+			t, k := binary.Varint(value[max(n, 0):])
+			if n <= 0 || k <= 0 {
+				m.unreadable = append(m.unreadable, key)
+				break
 			}
 			saved = append(saved, ddEntry{id: strings.Clone(key[len(PrefixDedup):]), seq: seq, time: t})
 		case strings.HasPrefix(key, PrefixPos):
 			p := new(command.Position)
 			if err := p.Decode(value); err != nil {
-				return fmt.Errorf("%w: position of %q", storage.ErrCorrupt, key)
+				m.unreadable = append(m.unreadable, key)
+				break
 			}
 			m.positions[strings.Clone(key[len(PrefixPos):])] = p
 		}
@@ -848,6 +850,19 @@ func (m *Machine) Changes() []storage.KV {
 	}
 	return m.ids.changes(kvs)
 }
+
+// Touch has the next Changes return all of the keyed state.
+func (m *Machine) Touch() {
+	m.dirtyConfig, m.dirtyLastID = true, true
+	for key := range m.positions {
+		m.dirtyPos[key] = struct{}{}
+	}
+	m.ids.fresh = m.ids.head
+}
+
+// Unreadable returns the keys of the keyed state that made no sense and were
+// left out, though their checksums were right.
+func (m *Machine) Unreadable() []string { return m.unreadable }
 
 // Saved says that what Changes returned is part of a frozen set of the store.
 func (m *Machine) Saved() {

@@ -49,6 +49,23 @@ func Open(path string, o bbolt.Options, init func(*bbolt.Tx) error) (*bbolt.DB, 
 }
 
 func open(path string, o bbolt.Options) (db *bbolt.DB, err error) {
+	var file *os.File
+	openFile := o.OpenFile
+	if openFile == nil {
+		openFile = os.OpenFile
+	}
+	o.OpenFile = func(name string, flag int, perm os.FileMode) (f *os.File, err error) {
+		file, err = openFile(name, flag, perm)
+		return file, err
+	}
+	defer func() {
+		if err != nil && file != nil {
+			// A panic of bbolt's leaves it open and mapped, which keeps the lock.
+			// Without one it is closed already.
+			unlock(file)
+			_ = file.Close()
+		}
+	}()
 	err = Guard(path, func() (err error) {
 		db, err = bbolt.Open(path, 0o600, &o)
 		return err

@@ -1,0 +1,569 @@
+package jetstream
+
+import (
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"petiole/internal/broker"
+	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/command"
+	"petiole/storage"
+	"petiole/storage/msgstore"
+	"petiole/storage/wal"
+)
+
+// A stream whose store turns out to be damaged is taken out of service, alone:
+//
+//	serves ──damage──► repaired ──► replayed from the log ──► serves again
+//	                      │ cannot be
+//	                      ▼
+//	                 quarantined: files stay, log records are parked beside them
+//
+// Everything it had in memory is dropped and made anew from its files and the
+// log, as by a restart, so that no step needs to be taken back.
+
+// downStream is a stream out of service. It is guarded by Engine.applyMu, but
+// for what is published through Engine.downNames.
+type downStream struct {
+	rec   *streamRecord
+	cause error
+	last  error // of repair: what is to be repaired
+	since time.Time
+	// quarantined says that it cannot be repaired; otherwise that is under way.
+	quarantined atomic.Bool
+	deleted     bool
+	old         *Stream // what served; nil if nothing has since the start
+	create      bool    // the log has all of it, or it begins anew: there may be no file
+	accept      bool    // its file is older than it has been, and there is no other
+	// The log has to keep its records from from on (0: none). Of those, records
+	// has what was committed since it went down, the log what is before.
+	from    atomic.Uint64
+	upTo    storage.LSN // of the last record not in records
+	records []wal.Record
+	subs    []*broker.Subscription
+	reports []msgstore.RepairReport
+}
+
+func (d *downStream) reason() string {
+	if d.quarantined.Load() {
+		return fmt.Sprintf("its files are damaged and could not be repaired (%v); see the server's log", d.cause)
+	}
+	return fmt.Sprintf("its files are damaged and are being repaired (%v)", d.cause)
+}
+
+// DownStream describes a stream that does not serve.
+type DownStream struct {
+	Name        string
+	Group       storage.GroupID
+	Quarantined bool // it cannot be repaired; otherwise it will serve again soon
+	Reason      string
+	Since       time.Time
+}
+
+// DownStreams returns the streams that do not serve because their files are
+// damaged, by name.
+func (e *Engine) DownStreams() []DownStream {
+	var list []DownStream
+	m := *e.downNames.Load()
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		d := m[name]
+		list = append(list, DownStream{
+			Name: name, Group: storage.GroupID(d.rec.Group), Quarantined: d.quarantined.Load(), Reason: d.reason(), Since: d.since,
+		})
+	}
+	return list
+}
+
+// offline returns the error for requests to a stream that does not serve, nil
+// if there is none of that name.
+func (e *Engine) offline(name string) *api.Error {
+	if d := (*e.downNames.Load())[name]; d != nil {
+		return api.ErrStreamOfflineReason.With("err", d.reason())
+	}
+	return nil
+}
+
+// setDown adds a stream to those that do not serve, or takes it out. The caller
+// holds applyMu.
+func (e *Engine) setDown(d *downStream, down bool) {
+	m := maps.Clone(*e.downNames.Load())
+	if down {
+		m[d.rec.Name] = d
+		e.downs[storage.GroupID(d.rec.Group)] = d
+	} else {
+		delete(m, d.rec.Name)
+		delete(e.downs, storage.GroupID(d.rec.Group))
+		for _, sub := range d.subs {
+			sub.Close()
+		}
+		d.subs = nil
+	}
+	e.downNames.Store(&m)
+}
+
+// refuseSubjects answers those who publish to a stream that does not serve.
+func (e *Engine) refuseSubjects(d *downStream) {
+	for _, subj := range d.rec.Config.Subjects {
+		sub, err := e.account.Handle(subj, func(m *broker.Msg) {
+			if len(m.Reply) > 0 {
+				refused := api.AppendPubErr(nil, d.rec.Name, api.ErrStreamOfflineReason.With("err", d.reason()))
+				if m.Client != nil {
+					m.Respond(nil, refused)
+				}
+			}
+		})
+		if err == nil { // it was good when the stream was created
+			d.subs = append(d.subs, sub)
+		}
+	}
+}
+
+// isDamage reports whether an error is about what a stream's files hold, so
+// that it concerns that stream alone.
+func isDamage(err error) bool {
+	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, syscall.EIO) || errors.Is(err, command.ErrMalformed)
+}
+
+// takeDown takes a stream out of service because of damage; rest are records
+// committed for it and not applied. The caller holds applyMu, and no stream's
+// lock.
+func (e *Engine) takeDown(s *Stream, cause error, rest []wal.Record) {
+	rec, ok := e.book.record(uint64(s.group))
+	if !ok {
+		return // deleted
+	}
+	d := &downStream{rec: rec, cause: cause, since: time.Now(), old: s, upTo: storage.LSN(e.lastLSN.Load())}
+	from := s.holds()
+	if len(rest) > 0 {
+		d.records = slices.Clone(rest)
+		d.upTo = rest[0].LSN - 1
+		from = earlier(from, rest[0].LSN)
+	}
+	d.from.Store(uint64(from))
+	e.log.Error("a stream's files are damaged; it is taken out of service and repaired, the others go on",
+		"stream", s.name, "directory", e.streamDir(s.group), "err", cause)
+	e.setDown(d, true) // before it is taken out: trim asks the streams first
+	e.removeStream(s)
+	s.stop()
+	s.mu.Lock()
+	s.account(0)
+	s.mu.Unlock()
+	for i := range rest {
+		e.refuse(&rest[i], e.offline(s.name))
+	}
+	if e.live {
+		e.refuseSubjects(d)
+	}
+	if e.live && !e.closing.Load() {
+		e.streamsChanged()
+		e.wg.Go(func() { e.repair(d) })
+	}
+}
+
+// late takes a record of a stream that does not serve. The caller holds applyMu.
+func (d *downStream) late(r *wal.Record) {
+	d.records = append(d.records, wal.Record{LSN: r.LSN, Group: r.Group, Data: r.Data})
+	if d.from.Load() == 0 {
+		d.from.Store(uint64(r.LSN))
+		d.upTo = r.LSN - 1
+	}
+}
+
+// firstRepairs is how long a start waits at most for the repairs of streams found
+// damaged: most take no time, and clients need not see them.
+const firstRepairs = 3 * time.Second
+
+// startRepairs begins the repairs of streams found damaged by recovery.
+func (e *Engine) startRepairs() {
+	m := *e.downNames.Load()
+	if len(m) == 0 {
+		return
+	}
+	var wg sync.WaitGroup
+	for _, d := range m {
+		e.refuseSubjects(d)
+		wg.Add(1)
+		e.wg.Go(func() {
+			defer wg.Done()
+			e.repair(d)
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(firstRepairs):
+	}
+}
+
+// noteDamage has a stream taken down, soon: the damage was met while reading.
+func (e *Engine) noteDamage(f *fileStore, err error) {
+	e.mu.Lock()
+	e.suspects = append(e.suspects, suspect{f, err})
+	e.mu.Unlock()
+	e.wakeKeeper()
+}
+
+type suspect struct {
+	store *fileStore
+	err   error
+}
+
+// takeDownSuspects takes down the streams whose readers have met damage.
+func (e *Engine) takeDownSuspects() {
+	e.mu.Lock()
+	list := e.suspects
+	e.suspects = nil
+	e.mu.Unlock()
+	if len(list) == 0 {
+		return
+	}
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	for _, x := range list {
+		for _, s := range e.groups {
+			if s.store == storage.Store(x.store) {
+				e.takeDown(s, x.err, nil)
+				break
+			}
+		}
+	}
+}
+
+func (e *Engine) streamDir(g storage.GroupID) string {
+	return filepath.Join(e.o.Dir, "streams", groupDir(g))
+}
+
+// repairs is how often a repair is tried that is found not to have been enough.
+const repairs = 3
+
+// repair brings a stream back into service, or quarantines it.
+func (e *Engine) repair(d *downStream) {
+	group := storage.GroupID(d.rec.Group)
+	if d.old != nil {
+		d.old.ckptMu.Lock() // a checkpoint that runs comes to an end
+		_ = d.old.store.Close()
+		d.old.ckptMu.Unlock()
+	}
+	err := d.cause
+	d.last = err
+	for range repairs {
+		if e.closing.Load() || e.failed.Load() {
+			return
+		}
+		if err = e.salvage(d); err != nil {
+			break
+		}
+		var s *Stream
+		if s, err = e.rebuild(d); err == nil {
+			if err = e.bringUp(d, s); err == nil {
+				return
+			}
+		}
+		if s != nil {
+			_ = s.store.Close()
+		}
+		if !isDamage(err) {
+			break
+		}
+		d.last = err
+	}
+	if errors.Is(err, storage.ErrClosed) || errors.Is(err, storage.ErrFailed) || e.closing.Load() {
+		return
+	}
+	e.quarantine(d, err)
+	e.log.Error("a stream is quarantined: its files cannot be repaired. They stay as they are, with what the log had beside them in "+parkedName+
+		"; stop the server and try `storage salvage`, restore the directory from a backup, or delete the stream. The other streams go on",
+		"stream", d.rec.Name, "directory", e.streamDir(group), "err", err)
+}
+
+// salvage has the store make what is intact of its files a whole again.
+func (e *Engine) salvage(d *downStream) error {
+	group := storage.GroupID(d.rec.Group)
+	dir := e.streamDir(group)
+	if stale := (*msgstore.StaleError)(nil); errors.As(d.last, &stale) && !d.accept {
+		// It is whole, but an older copy, or another's, or there is none.
+		d.accept = true
+		rep := msgstore.RepairReport{File: stale.File, KeysDoubtful: true, Damage: []string{stale.Error()}}
+		if stale.Lost.First <= stale.Lost.Last {
+			rep.Lost = []storage.Span{stale.Lost}
+		}
+		if stale.Foreign {
+			var err error
+			if rep.Parked, err = e.park(stale.File); err != nil {
+				return err
+			}
+			e.damage.Parked.Add(1)
+		}
+		d.reports = append(d.reports, rep)
+		return nil
+	}
+	rep, err := e.o.salvage(dir)
+	if err == nil {
+		d.reports = append(d.reports, rep)
+		return nil
+	}
+	if !errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, fs.ErrNotExist) {
+		return err // it may be intact, and the disk is not
+	}
+	// Nothing is left to begin with. The stream goes on, empty, behind the last
+	// sequence known.
+	fresh := msgstore.RepairReport{File: e.storePath(group), KeysDoubtful: true, Damage: []string{err.Error()}}
+	if _, serr := os.Stat(e.storePath(group)); serr == nil {
+		if fresh.Parked, err = e.park(e.storePath(group)); err != nil {
+			return err
+		}
+		e.damage.Parked.Add(1)
+	}
+	if err := e.o.FS.MkdirAll(dir); err != nil {
+		return err
+	}
+	d.create = true
+	if last := d.rec.Last; last > 0 && d.rec.First <= last {
+		fresh.Lost = []storage.Span{{First: max(d.rec.First, 1), Last: last}}
+	}
+	d.reports = append(d.reports, fresh)
+	return nil
+}
+
+// rebuild makes the stream anew from its repaired files, what was parked, and
+// the log up to when it went down.
+func (e *Engine) rebuild(d *downStream) (*Stream, error) {
+	group := storage.GroupID(d.rec.Group)
+	store := e.newFileStore(group, d.create)
+	store.accept = d.accept
+	s, err := e.newStream(d.rec, store)
+	if err != nil {
+		_ = store.Close()
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := store.with(func(st backing) error {
+		if m, ok := st.(*msgstore.Store); ok && m.Stale() != nil {
+			// What the log has of before was counted when the floor was written.
+			s.applied = max(s.applied, m.Stale().Floor.Applied)
+		}
+		return nil
+	}); err != nil {
+		return s, err
+	}
+	if d.create && d.rec.Last > 0 && s.applied == 0 {
+		if err := store.Skip(d.rec.Last); err != nil {
+			return s, err
+		}
+		s.applied = storage.LSN(d.rec.LastAt)
+	}
+	if s.dirtyFrom == 0 { // all of the keyed state is to be written again
+		s.dirtyFrom = s.applied + 1
+	}
+	s.m.Touch()
+	for _, c := range s.consumers {
+		c.m.MarkDirty()
+	}
+	if err := e.readParked(s); err != nil {
+		return s, err
+	}
+	if d.upTo <= s.applied {
+		return s, nil
+	}
+	var failed error
+	e.trimMu.Lock()
+	defer e.trimMu.Unlock()
+	info, err := wal.Scan(filepath.Join(e.o.Dir, "wal"), func(r wal.Record) error {
+		if r.LSN > d.upTo {
+			return errScanned
+		}
+		if r.Group == group && r.LSN > s.applied {
+			if failed = s.apply(&r); failed != nil {
+				return errScanned
+			}
+		}
+		return nil
+	})
+	if failed != nil {
+		return s, failed
+	}
+	if err != nil && err != errScanned {
+		return s, fmt.Errorf("reading the log: %w", err)
+	}
+	if info != nil && len(info.Damage) > 0 {
+		e.log.Error("the log is damaged where a damaged stream is made anew from it", "stream", s.name, "err", errors.Join(info.Damage...))
+	}
+	return s, nil
+}
+
+var errScanned = errors.New("scanned")
+
+// bringUp puts a repaired stream into service.
+func (e *Engine) bringUp(d *downStream, s *Stream) error {
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	if d.deleted {
+		return s.store.Close()
+	}
+	err := func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for i := range d.records {
+			if r := &d.records[i]; r.LSN > s.applied {
+				if err := s.apply(r); err != nil {
+					return err
+				}
+			}
+		}
+		e.missingConsumers(d, s)
+		for _, rep := range d.reports {
+			for _, span := range rep.Lost {
+				s.addLost(span, d.since)
+			}
+		}
+		return nil
+	}()
+	if err != nil {
+		return err
+	}
+	e.setDown(d, false)
+	e.addStream(s)
+	e.report(d, s)
+	if e.live {
+		if err := s.start(); err != nil {
+			return err
+		}
+		e.streamsChanged()
+		e.wg.Go(func() { // so that the repaired files do without the log
+			err := s.checkpoint()
+			if err == nil {
+				err = e.loseParked(s)
+			}
+			if err != nil && !e.closing.Load() {
+				e.log.Warn("a repaired stream is not checkpointed yet", "stream", s.name, "err", err)
+			}
+		})
+	}
+	return nil
+}
+
+// missingConsumers creates anew the consumers whose state the damage took, with
+// what the meta database knows of them. The caller holds the stream's lock.
+func (e *Engine) missingConsumers(d *downStream, s *Stream) {
+	doubtful := len(s.unreadable) > 0
+	for i := range d.reports {
+		r := &d.reports[i]
+		doubtful = doubtful || r.KeysDoubtful || slices.ContainsFunc(r.LostKeys, func(k string) bool { return strings.HasPrefix(k, prefixConsumer) })
+	}
+	if doubtful {
+		e.recreateConsumers(s)
+	}
+}
+
+// recreateConsumers creates the consumers that the meta database knows and the
+// stream has not. The caller holds the stream's lock.
+func (e *Engine) recreateConsumers(s *Stream) {
+	for name, c := range e.book.consumersOf(uint64(s.group)) {
+		if s.consumers[name] != nil {
+			continue
+		}
+		s.putConsumer(name, &c.Config, time.Unix(0, c.Created).UTC())
+		if s.dirtyFrom == 0 {
+			s.dirtyFrom = s.applied + 1
+		}
+		e.damage.Consumers.Add(1)
+		e.log.Error("the state of a consumer was damaged; it is created anew with its configuration and delivers again what it had delivered",
+			"stream", s.name, "consumer", name)
+	}
+}
+
+// report tells of a repair.
+func (e *Engine) report(d *downStream, s *Stream) {
+	e.damage.Repairs.Add(1)
+	adv := api.StreamDamagedAdvisory{
+		Type: api.AdvisoryStreamDamaged, ID: rand.Text()[:22], Time: time.Now().UTC(), Stream: s.name, Reason: d.cause.Error(),
+	}
+	var parked []string
+	for i := range d.reports {
+		r := &d.reports[i]
+		adv.LostMsgs += r.LostMsgs()
+		for _, span := range r.Lost {
+			adv.Lost = append(adv.Lost, api.SeqSpan{First: span.First, Last: span.Last})
+		}
+		adv.LostKeys = append(adv.LostKeys, r.LostKeys...)
+		if r.Parked != "" {
+			parked = append(parked, r.Parked)
+		}
+	}
+	adv.Parked = parked
+	e.damage.LostMsgs.Add(adv.LostMsgs)
+	e.log.Error("a damaged stream has been repaired and serves again; messages lost are gaps, sequences have not changed. Check the disk; "+
+		"the damaged file is kept, remove it when it is not needed any more",
+		"stream", s.name, "lost_messages", adv.LostMsgs, "lost", adv.Lost, "lost_keys", adv.LostKeys, "parked", parked, "took", time.Since(d.since))
+	if b, err := json.Marshal(&adv); err == nil && e.live {
+		e.account.Publish(api.AdvisoryStreamDamagedSubject+"."+s.name, "", nil, b)
+	}
+}
+
+// quarantine leaves a stream out of service for good.
+func (e *Engine) quarantine(d *downStream, err error) {
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	d.cause = err
+	d.quarantined.Store(true)
+	e.damage.Quarantines.Add(1)
+	adv := api.StreamDamagedAdvisory{
+		Type: api.AdvisoryStreamDamaged, ID: rand.Text()[:22], Time: time.Now().UTC(), Stream: d.rec.Name,
+		Reason: err.Error(), Quarantined: true,
+	}
+	if b, err := json.Marshal(&adv); err == nil {
+		e.account.Publish(api.AdvisoryStreamDamagedSubject+"."+d.rec.Name, "", nil, b)
+	}
+	e.wakeKeeper()
+}
+
+// DamageStats counts what damage has been met since the start.
+type DamageStats struct {
+	Repairs     uint64 // of streams' files
+	LostMsgs    uint64 // messages that were lost in them
+	Consumers   uint64 // consumers created anew, since their state was lost
+	Quarantines uint64 // streams that could not be repaired
+	LostRecords uint64 // records of the log
+	Parked      uint64 // directories and files put aside
+}
+
+type damageCounters struct {
+	Repairs, LostMsgs, Consumers, Quarantines, LostRecords, Parked atomic.Uint64
+}
+
+// Stats describes the engine's use of resources. Sizes are in octets.
+type Stats struct {
+	OpenStores int   // streams whose files are open
+	WALBytes   int64 // records in the log
+	WALBudget  int64
+}
+
+// Stats describes the engine's use of resources.
+func (e *Engine) Stats() Stats {
+	return Stats{OpenStores: int(e.openStores.Load()), WALBytes: e.wal.Size(), WALBudget: e.o.WALBudget}
+}
+
+// Damage returns what damage has been met since the start.
+func (e *Engine) Damage() DamageStats {
+	d := &e.damage
+	return DamageStats{
+		d.Repairs.Load(), d.LostMsgs.Load(), d.Consumers.Load(), d.Quarantines.Load(), d.LostRecords.Load(), d.Parked.Load(),
+	}
+}
