@@ -261,14 +261,14 @@ type Log struct {
 	trimMu  sync.Mutex
 	// needless is what Trim was asked for, under trimMu.
 	needless storage.LSN
-	durMu   sync.Mutex
-	told    storage.LSN // what OnDurable was told, under durMu
-	durable atomic.Uint64
-	written atomic.Uint64
-	applied atomic.Uint64
-	lost    atomic.Uint64
-	used    atomic.Int64 // bytes used in the active segment
-	watch   watchdog
+	durMu    sync.Mutex
+	told     storage.LSN // what OnDurable was told, under durMu
+	durable  atomic.Uint64
+	written  atomic.Uint64
+	applied  atomic.Uint64
+	lost     atomic.Uint64
+	used     atomic.Int64 // bytes used in the active segment
+	watch    watchdog
 
 	syncs, batches, records, bytes atomic.Uint64
 	lastSync                       atomic.Int64
