@@ -94,7 +94,7 @@ func (c *chain) join(f, missing *liveFile) error {
 	if !last.sealed {
 		// Either the power failed between the creation of s and the footer, or
 		// the footer is damaged. Its successor tells where it ends.
-		last.unended, last.next, last.end = true, next, last.size-sectorSize
+		last.unended, last.next, last.end = true, next, batchLimit(last.size, &last.hdr)
 	}
 	if s.hdr.first > next {
 		s.gap = &Lost{First: next, Last: s.hdr.first - 1, File: s.path, Offset: 72, Reason: "lost at an earlier start"}

@@ -330,7 +330,7 @@ func (l *Log) goOnIn(s *segment, next storage.LSN) error {
 	}
 	s.end, s.next = s.pos, next
 	l.active, l.activeNext = s, next
-	if !s.fits(sectorSize) {
+	if !s.fitsMark(true) {
 		s.full = true // to be read only
 		return nil
 	}

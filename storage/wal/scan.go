@@ -42,7 +42,7 @@ type scanner struct {
 
 func newScanner(r io.ReaderAt, size int64, h *segmentHeader) *scanner {
 	return &scanner{
-		r: r, size: size, limit: size - sectorSize, num: h.num, epoch: h.epoch, seed: epochSeed(h.epoch),
+		r: r, size: size, limit: batchLimit(size, h), num: h.num, epoch: h.epoch, seed: epochSeed(h.epoch),
 		pos: segmentHeaderSize, next: h.first,
 	}
 }

@@ -60,13 +60,41 @@ func parseSegmentName(name, suffix string) (uint64, bool) {
 	return n, err == nil && n > 0
 }
 
-// fits says whether a batch of the given size can be written before the footer.
-func (s *segment) fits(size int64) bool {
-	return !s.sealed && !s.full && s.pos+size <= s.size-sectorSize
+// tailRoom is what batches leave free at the end of a segment: for a mark when
+// the log is idle, the closing mark, and the footer.
+const tailRoom = 3 * sectorSize
+
+// room returns where batches have to end.
+func (s *segment) room() int64 {
+	if s.sealed || s.full {
+		return 0
+	}
+	return s.size - tailRoom
+}
+
+// fits says whether a batch of the given size can be written.
+func (s *segment) fits(size int64) bool { return s.pos+size <= s.room() }
+
+// fitsMark is fits for a mark.
+func (s *segment) fitsMark(closing bool) bool {
+	end := s.room() + sectorSize
+	if closing {
+		end += sectorSize
+	}
+	return s.room() > 0 && s.pos+sectorSize <= end
 }
 
 // minSegmentFor returns the length of a segment that takes a batch that big.
-func minSegmentFor(batch int64) int64 { return segmentHeaderSize + batch + sectorSize }
+func minSegmentFor(batch int64) int64 { return segmentHeaderSize + batch + tailRoom }
+
+// batchLimit returns where batches end at the latest in a file of the given
+// size: before the place of the footer, unless the file has been cut.
+func batchLimit(size int64, h *segmentHeader) int64 {
+	if size < h.length {
+		return size
+	}
+	return size - sectorSize
+}
 
 // createSegment makes a segment of a spare. The header is synced before the
 // file gets its live name, so that no live segment is ever without one; and
@@ -126,6 +154,7 @@ func (s *segment) seal(next storage.LSN, shorten bool) error {
 		}
 		s.size = s.pos + sectorSize
 	}
+	s.size = max(s.size, s.pos+sectorSize) // it may have been cut behind the last batch
 	s.end, s.next = s.pos, next
 	b := make([]byte, sectorSize)
 	footer := batchHeader{
@@ -166,7 +195,7 @@ func readSegment(r io.ReaderAt, path string, size int64, num uint64) (s *segment
 		return nil, damage, nil
 	case s.hdr.num != num:
 		return nil, &CorruptError{path, 16, fmt.Sprintf("the header is that of segment %016x", s.hdr.num)}, nil
-	case s.size < minSegmentFor(0):
+	case s.size < segmentHeaderSize+sectorSize:
 		return nil, &CorruptError{path, size, "the file has been cut"}, nil
 	case s.size != size && damage == nil:
 		damage = &CorruptError{path, size, "the file has been cut"}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"time"
@@ -56,10 +57,7 @@ type plan struct {
 
 // restart begins the plan at the end of the active segment.
 func (p *plan) restart(s *segment) {
-	*p = plan{pos: s.pos, end: s.size - sectorSize}
-	if s.sealed || s.full {
-		p.end = p.pos
-	}
+	*p = plan{pos: s.pos, end: max(s.room(), s.pos)}
 }
 
 // makeRoom plans for a record of need bytes, header included, and says whether
@@ -91,7 +89,7 @@ func (l *Log) makeRoom(need int, c class) bool {
 	}
 	l.closeBatch()
 	p.files = append(p.files, f)
-	p.pos, p.end, p.reserve = segmentHeaderSize, f.size-sectorSize, reserve
+	p.pos, p.end, p.reserve = segmentHeaderSize, f.size-tailRoom, reserve
 	return true
 }
 
@@ -191,25 +189,35 @@ func (l *Log) allocate(size int64) (spareFile, error) {
 	num := binary.BigEndian.Uint64(id[:]) | freshNumber
 	path := filepath.Join(l.o.Dir, segmentName(num, newSuffix))
 	spare := spareFile{filepath.Join(l.o.Dir, segmentName(num, spareSuffix)), size, true}
+	err := l.fill(path, size)
+	if err == nil {
+		err = l.o.FS.Rename(path, spare.path)
+	}
+	if err == nil {
+		return spare, l.syncDir()
+	}
+	if vfs.IsNoSpace(err) {
+		// Give back what could be had.
+		if rerr := l.o.FS.Remove(path); !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return spare, err
+}
+
+// fill makes a file of the given length. It is synced, so that a power cut does
+// not take it away when the disk is full.
+func (l *Log) fill(path string, size int64) error {
 	f, err := l.o.FS.Open(path, true)
 	if err != nil {
-		return spare, err
+		return err
 	}
-	if err := f.Preallocate(size); err != nil {
-		err = errors.Join(fmt.Errorf("reserve %d bytes for a log segment: %w", size, err), f.Close())
-		if vfs.IsNoSpace(err) {
-			err = errors.Join(err, l.o.FS.Remove(path)) // with what could be had
-		}
-		return spare, err
+	if err = f.Preallocate(size); err != nil {
+		err = fmt.Errorf("reserve %d bytes for a log segment: %w", size, err)
+	} else {
+		err = f.Sync()
 	}
-	// Synced, so that a power cut does not take it away when the disk is full.
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return spare, err
-	}
-	if err := l.o.FS.Rename(path, spare.path); err != nil {
-		return spare, err
-	}
-	return spare, l.syncDir()
+	return errors.Join(err, f.Close())
 }
 
 // wantsSpares says whether the allocator has something to do: there is to be

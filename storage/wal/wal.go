@@ -591,7 +591,7 @@ func (l *Log) markDue() {
 		l.armIdle()
 		return
 	}
-	if l.recorded >= d || !l.active.fits(sectorSize) {
+	if l.recorded >= d || !l.active.fitsMark(false) {
 		return // the next batch, or the footer, will tell
 	}
 	l.writing = true
@@ -1152,7 +1152,7 @@ func (l *Log) closeActive() error {
 		}
 		l.durable.Store(uint64(l.activeNext - 1))
 	}
-	if !s.fits(sectorSize) {
+	if !s.fitsMark(true) {
 		return nil
 	}
 	if err := l.writeMark(l.durable.Load(), true); err != nil {
