@@ -146,18 +146,6 @@ func TestReloadApplies(t *testing.T) {
 		max_connections: 7
 		mappings { a: b }
 		authorization { user: u, password: p }
-		server_tags_are_unknown = 3
-	`, dir+"/b.pid"))
-	if err == nil {
-		t.Fatal("an unknown key is accepted")
-	}
-	next, err = load(head + fmt.Sprintf(`
-		pid_file: %q
-		debug: true
-		max_payload: 2
-		max_connections: 7
-		mappings { a: b }
-		authorization { user: u, password: p }
 		max_closed_clients: 5
 	`, dir+"/b.pid"))
 	if err != nil {

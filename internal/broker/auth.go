@@ -124,7 +124,7 @@ func (a *auth) check(id identity) (*User, bool) {
 		return nil, true
 	case arg.NKey != "" && len(a.nkeys) > 0:
 		u = a.nkeys[arg.NKey]
-		return u, u != nil && u.permits(id.kind) && signed(arg, id.nonce)
+		return u, u != nil && u.permits(id.kind) && (u == a.noAuth || signed(arg, id.nonce))
 	case bare && a.noAuth != nil && a.noAuth.NKey != "":
 		return a.noAuth, a.noAuth.permits(id.kind)
 	case a.mapUsers && len(a.users) > 0:
