@@ -34,6 +34,7 @@ var layers = [][]string{
 	{"sync"},
 	{"hub", "internal/admin"},
 	{"internal"},
+	{"leaf"},
 	{"cmd", "faults", "testdata/gen"},
 }
 
@@ -44,6 +45,7 @@ var never = []struct{ from, to, why string }{
 	{"internal/wire", "storage", "the protocol does not depend on how messages are kept"},
 	{"storage", "internal/broker", "storage knows no clients"},
 	{"sync", "hub", "the edge links sync and must not carry the hub along"},
+	{"leaf", "hub", "what embeds an edge must not carry the hub along"},
 	{"internal", "hub", "shared wiring must not carry the hub into the edge"},
 }
 

@@ -26,7 +26,7 @@ it exports to a hub, in order and exactly once, as soon as there is a way.
   edge -c edge.conf                       serve as configured
   edge status -c edge.conf                ask the running server
   edge demo                               see it work, with a hub that is killed`,
-		Link: startLink,
+		Link: app.Uplink,
 		Commands: func(root *cobra.Command, f *app.Flags) {
 			root.AddCommand(exportCommand(f), demoCommand())
 		},

@@ -242,6 +242,7 @@ func brokerOptions(c *config.Config) broker.Options {
 	o := broker.Options{
 		Host:           c.Host,
 		Port:           c.Port,
+		NoListen:       c.NoListen,
 		ServerName:     c.ServerName,
 		GitCommit:      Commit(),
 		MaxPayload:     c.MaxPayload,

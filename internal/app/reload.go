@@ -21,7 +21,7 @@ type setting struct {
 
 // settings cover the whole configuration; a test holds them against it.
 var settings = []setting{
-	{"listen", true, func(c *config.Config) any { return [2]any{c.Host, c.Port} }},
+	{"listen", true, func(c *config.Config) any { return [3]any{c.Host, c.Port, c.NoListen} }},
 	{"server_name", true, func(c *config.Config) any { return c.ServerName }},
 	{"jetstream", true, func(c *config.Config) any { return c.JetStream.Enabled }},
 	{"jetstream.store_dir", true, func(c *config.Config) any { return c.JetStream.StoreDir }},

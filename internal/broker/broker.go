@@ -43,6 +43,7 @@ const (
 type Options struct {
 	Host       string // interface to listen on; "" is all ("0.0.0.0")
 	Port       int    // TCP port; 0 is 4222, -1 lets the system choose
+	NoListen   bool   // no network: clients connect with Server.InProcessConn only
 	ServerName string // shown in INFO; "" is the server's id
 	// Version is advertised in INFO. Clients derive the features they may use
 	// from it, so it has to be a version of nats-server with the same

@@ -43,6 +43,7 @@ func (s *Server) Reload(opts Options) error {
 		}
 	}
 	opts.Host, opts.Port, opts.ServerName, opts.JetStream = old.Host, old.Port, old.ServerName, old.JetStream
+	opts.NoListen = old.NoListen
 	opts.Version, opts.GitCommit, opts.APILevel, opts.Log, opts.AfterRead = old.Version, old.GitCommit, old.APILevel, old.Log, old.AfterRead
 	set, err := newSettings(opts)
 	if err != nil {

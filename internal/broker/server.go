@@ -89,6 +89,9 @@ const maxMaxPayload = 64 << 20
 
 // Start listens and serves clients in the background until [Server.Shutdown].
 func (s *Server) Start() error {
+	if s.set.Load().NoListen {
+		return nil
+	}
 	addr := net.JoinHostPort(s.set.Load().Host, strconv.Itoa(max(s.set.Load().Port, 0)))
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {

@@ -65,6 +65,7 @@ type Config struct {
 
 	Host           string        // host, net, listen: address clients connect to
 	Port           int           // port, listen; -1 lets the system choose
+	NoListen       bool          // no file says so: clients are in the process only
 	ServerName     string        // server_name; empty: the server's id
 	MaxPayload     int           // max_payload, octets of header and data
 	MaxControlLine int           // max_control_line, octets

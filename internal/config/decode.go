@@ -330,20 +330,33 @@ func listenKey(host *string, port *int) func(*decoder, value, string) {
 			}
 			*port = int(raw)
 		case string:
-			h, p, err := net.SplitHostPort(raw)
-			n, err2 := strconv.ParseInt(p, 10, 32)
-			if err != nil || err2 != nil || !validPort(n) {
+			h, n, err := HostPort(raw)
+			if err != nil {
 				d.wrong(v, accepts)
 				return
 			}
 			if h != "" {
 				*host = h
 			}
-			*port = int(n)
+			*port = n
 		default:
 			d.wrong(v, accepts)
 		}
 	}
+}
+
+// HostPort takes "host:port" apart; the port is 1 to 65535, or -1 for one that
+// the system chooses, and the host may be empty.
+func HostPort(s string) (host string, port int, err error) {
+	host, p, err := net.SplitHostPort(s)
+	if err != nil {
+		return "", 0, err
+	}
+	n, err := strconv.ParseInt(p, 10, 32)
+	if err != nil || !validPort(n) {
+		return "", 0, fmt.Errorf("%q is no port; accepted: 1 to 65535, or -1 for one the system chooses", p)
+	}
+	return host, int(n), nil
 }
 
 func validPort(n int64) bool { return n == -1 || n >= 1 && n <= 65535 }

@@ -1,11 +1,10 @@
-package main
+package app
 
 import (
 	"context"
 	"fmt"
 
 	"petiole/internal/admin"
-	"petiole/internal/app"
 	"petiole/sync/export"
 	"petiole/sync/link"
 )
@@ -13,8 +12,9 @@ import (
 // uplink is the edge's link to its hub.
 type uplink struct{ *link.Edge }
 
-// startLink connects to the hub in the background; the edge is ready without.
-func startLink(n *app.Node) (app.Link, error) {
+// Uplink is the edge's [Program.Link]: it connects to the hub in the background;
+// the edge is ready without.
+func Uplink(n *Node) (Link, error) {
 	c := n.Config()
 	if c.Uplink == nil {
 		return nil, nil
@@ -25,7 +25,7 @@ func startLink(n *app.Node) (app.Link, error) {
 	}
 	device, err := link.LoadDevice(c.JetStream.StoreDir, n.Log)
 	if err != nil {
-		return nil, app.Exit(app.ExitCannotStore, fmt.Errorf("device key: %w", err))
+		return nil, Exit(ExitCannotStore, fmt.Errorf("device key: %w", err))
 	}
 	lc := link.EdgeConfig{
 		URLs: c.Uplink.URLs,
@@ -41,23 +41,23 @@ func startLink(n *app.Node) (app.Link, error) {
 		Device:   device,
 		Sources:  export.Engine(n.Engine),
 		States:   export.Meta(n.Engine.Meta()),
-		Software: app.Version,
+		Software: Version,
 		Log:      n.Log,
 	})
 	if err != nil {
-		return nil, app.Exit(app.ExitConfig, fmt.Errorf("hub: %w", err))
+		return nil, Exit(ExitConfig, fmt.Errorf("hub: %w", err))
 	}
 	edge.Start()
 	return uplink{edge}, nil
 }
 
-// Describe implements app.Link.
+// Describe implements Link.
 func (u uplink) Describe(st *admin.Status) {
 	s := u.Status()
 	st.Hub = &s
 }
 
-// Close implements app.Link.
+// Close implements Link.
 func (u uplink) Close(ctx context.Context) error {
-	return app.CloseWithin(ctx, "link to the hub", u.Edge.Close)
+	return CloseWithin(ctx, "link to the hub", u.Edge.Close)
 }
