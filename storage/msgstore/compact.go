@@ -306,11 +306,14 @@ func (c *compaction) collect(tx *bbolt.Tx) (n int, end bool, err error) {
 		if base > live.st.Last {
 			break
 		}
-		n += len(v)
 		ck, err := parseChunk(im.msgs, k, v)
 		if err != nil {
 			return n, false, im.corruptIndex(fmt.Sprintf("messages from %d on", base), err)
 		}
+		if ck.last() < c.next {
+			continue // it was the last one of the slice before
+		}
+		n += len(v)
 		for i, _ := ck.find(c.next); i < ck.n && ck.seq(i) <= live.st.Last; i++ {
 			seq := ck.seq(i)
 			if ok, err := live.exists(seq); err != nil {

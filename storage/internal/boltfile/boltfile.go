@@ -24,6 +24,10 @@ import (
 // LockTimeout is how long Open waits for another process to let go of a file.
 const LockTimeout = time.Second
 
+// createAlloc is how much a new file is larger than what is in it: bbolt's own
+// 16 MiB would be most of the length of many.
+const createAlloc = 16 << 10
+
 // minSize is what every database exceeds: two pages of the smallest size.
 const minSize = 2 * 4096
 
@@ -92,6 +96,7 @@ func create(path string, o bbolt.Options, init func(*bbolt.Tx) error) error {
 	if err != nil {
 		return err
 	}
+	db.AllocSize = createAlloc
 	if init != nil {
 		err = Update(db, init)
 	}
