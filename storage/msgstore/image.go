@@ -296,26 +296,28 @@ func (im *image) decode(r raw) (storage.Message, error) {
 }
 
 // Run implements table.Image.
-func (im *image) Run(from, to uint64, max, maxBytes int) ([]storage.Message, uint64, error) {
+func (im *image) Run(from, to uint64, max, maxBytes int, dst []storage.Message) ([]storage.Message, uint64, error) {
 	out := rawsPool.Get().(*raws)
 	defer out.release()
 	through, err := im.read(from, to, max, maxBytes, out)
 	if err != nil {
-		return nil, 0, fmt.Errorf("read %s: %w", im.path, err)
+		return dst, 0, fmt.Errorf("read %s: %w", im.path, err)
 	}
-	msgs := make([]storage.Message, 0, len(out.rs))
+	if dst == nil {
+		dst = make([]storage.Message, 0, len(out.rs))
+	}
 	for i, r := range out.rs {
 		m, err := im.decode(r)
 		switch {
 		case err == nil:
-			msgs = append(msgs, m)
+			dst = append(dst, m)
 		case i == 0:
-			return nil, 0, err
+			return dst, 0, err
 		default:
-			return msgs, r.seq - 1, nil
+			return dst, r.seq - 1, nil
 		}
 	}
-	return msgs, through, nil
+	return dst, through, nil
 }
 
 // Fetch implements table.Image.

@@ -21,6 +21,8 @@ const (
 	fetchMax    = 32   // messages loaded at once that the index names
 	lookAhead   = 1024 // sequences taken from the index at once
 	rangeChunk  = 128  // messages copied from the table under one lock
+	rangeMax    = 1024 // messages that Range loads at once
+	rangeBytes  = 256 << 10
 	matchCached = 32
 )
 
@@ -49,7 +51,7 @@ func (t *Table) Load(seq uint64) (storage.Message, error) {
 			return r.msgs[i], nil
 		}
 	}
-	msgs, _, err := t.image.Run(seq, seq, 1, 0)
+	msgs, _, err := t.image.Run(seq, seq, 1, 0, nil)
 	if err == nil && len(msgs) == 1 {
 		return msgs[0], nil
 	}
@@ -118,17 +120,14 @@ func (c *runCache) get(seq uint64) *run {
 
 // load returns a run from seq on, read ahead the further the longer reading
 // has been sequential.
-func (t *Table) load(seq, to uint64, n int) (*run, error) {
+func (t *Table) load(seq, to uint64) (*run, error) {
 	c := &t.runs
 	c.mu.Lock()
-	slot := -1
-	if n == 0 {
-		n = runMin
-		for i, r := range c.runs {
-			if r.through != 0 && r.through < seq && seq-r.through <= runMax {
-				n = min(2*max(r.msgs, runMin/2), runMax)
-				slot = i
-			}
+	n, slot := runMin, -1
+	for i, r := range c.runs {
+		if r.through != 0 && r.through < seq && seq-r.through <= runMax {
+			n = min(2*max(r.msgs, runMin/2), runMax)
+			slot = i
 		}
 	}
 	if slot < 0 {
@@ -136,7 +135,7 @@ func (t *Table) load(seq, to uint64, n int) (*run, error) {
 		c.hand = (c.hand + 1) % runsCached
 	}
 	c.mu.Unlock()
-	msgs, through, err := t.image.Run(seq, to, n, runBytes)
+	msgs, through, err := t.image.Run(seq, to, n, runBytes, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +181,7 @@ func (t *Table) scan(f storage.Filter, all bool, seq uint64, budget int) (m stor
 		}
 		r := t.runs.get(e)
 		if r == nil {
-			if r, err = t.load(e, end-1, 0); err != nil {
+			if r, err = t.load(e, end-1); err != nil {
 				t.mu.RLock()
 				still := t.exists(e)
 				t.mu.RUnlock()
@@ -510,44 +509,21 @@ func (t *Table) Range(seq uint64, fn func(storage.Message) bool) error {
 		case e >= end:
 			return t.errMissing(e)
 		default:
-			r := t.runs.get(e)
-			if r == nil {
-				var err error
-				if r, err = t.load(e, end-1, runMax); err != nil {
-					t.mu.RLock()
-					still := t.exists(e)
-					t.mu.RUnlock()
-					if still {
-						return fmt.Errorf("load message %d: %w", e, err)
-					}
-					seq = e + 1
-					continue
+			var through uint64
+			var err error
+			if buf, through, err = t.image.Run(e, end-1, rangeMax, rangeBytes, buf); err != nil {
+				t.mu.RLock()
+				still := t.exists(e)
+				t.mu.RUnlock()
+				if still {
+					return fmt.Errorf("load message %d: %w", e, err)
 				}
-			}
-			i, _ := r.find(e)
-			t.mu.RLock()
-			for seq = e; ; i++ {
-				e, ok := t.gone.next(max(seq, t.first), min(t.last, r.through))
-				for i < len(r.msgs) && (!ok || r.msgs[i].Seq < e) {
-					i++
-				}
-				if !ok {
-					break
-				}
-				if i == len(r.msgs) || r.msgs[i].Seq != e {
-					if len(buf) > 0 {
-						break // seq is e: found missing the next time
-					}
-					t.mu.RUnlock()
-					return t.errMissing(e)
-				}
-				buf = append(buf, r.msgs[i])
 				seq = e + 1
+				continue
 			}
-			if len(buf) == 0 {
-				seq = r.through + 1
+			if buf, seq, err = t.keepExisting(buf, e, min(through, end-1)); err != nil {
+				return err
 			}
-			t.mu.RUnlock()
 		}
 		for i := range buf {
 			if !fn(buf[i]) {
@@ -555,6 +531,36 @@ func (t *Table) Range(seq uint64, fn func(storage.Message) bool) error {
 			}
 		}
 		clear(buf)
+	}
+}
+
+// keepExisting leaves of msgs, all that the image holds in [from, through], those
+// that exist, in place, and returns where to go on. The image has to hold all
+// that exists: what it lacks ends the answer before it or, if nothing comes
+// before it, is the error.
+func (t *Table) keepExisting(msgs []storage.Message, from, through uint64) (kept []storage.Message, next uint64, err error) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	n := 0
+	for i := 0; ; i++ {
+		e, ok := t.gone.next(max(from, t.first), min(t.last, through))
+		for i < len(msgs) && (!ok || msgs[i].Seq < e) {
+			i++
+		}
+		switch {
+		case !ok:
+			return msgs[:n], through + 1, nil
+		case i < len(msgs) && msgs[i].Seq == e:
+		case n == 0:
+			return nil, 0, t.errMissing(e)
+		default:
+			return msgs[:n], e, nil // found missing the next time
+		}
+		if n != i {
+			msgs[n] = msgs[i]
+		}
+		n++
+		from = e + 1
 	}
 }
 

@@ -41,11 +41,11 @@ const End = math.MaxUint64
 
 // Image is the durable half. Its methods may be called from any goroutine.
 type Image interface {
-	// Run returns the messages held in [from, to], ascending, but at least one
-	// and not many more than max messages or maxBytes octets; through says up
-	// to where the answer is complete. A damaged message ends the run before
-	// it or, if it is the first, is the error.
-	Run(from, to uint64, max, maxBytes int) (msgs []storage.Message, through uint64, err error)
+	// Run appends to dst the messages held in [from, to], ascending, but at
+	// least one and not many more than max messages or maxBytes octets; through
+	// says up to where the answer is complete. A damaged message ends the run
+	// before it or, if it is the first, is the error.
+	Run(from, to uint64, max, maxBytes int, dst []storage.Message) (msgs []storage.Message, through uint64, err error)
 	// Fetch returns those of the messages with the sequences (ascending) that
 	// are held, from the first on, as many as maxBytes allow but at least one.
 	// A damaged message ends the answer before it or, if it is the first, is
