@@ -82,9 +82,10 @@ func (t *template) survey() error {
 		}
 		switch base := filepath.Base(name); {
 		case strings.HasPrefix(name, "wal"+string(filepath.Separator)):
-			t.surveyLog(f, b)
+			_, err := os.Stat(filepath.Join(filepath.Dir(path), next(base)))
+			t.surveyLog(f, b, err != nil)
 		case strings.HasSuffix(base, ".db"):
-			return t.surveyDB(f, path, b)
+			return t.surveyDB(f, path)
 		default:
 			t.add(base, f, 0, f.size)
 		}
@@ -103,8 +104,17 @@ func (t *template) add(class string, f *file, from, to int64) {
 	}
 }
 
+// next is the name of the segment of the log that follows the one with a name.
+func next(name string) string {
+	n, err := strconv.ParseUint(strings.TrimSuffix(name, ".wal"), 16, 64)
+	if err != nil {
+		return name
+	}
+	return fmt.Sprintf("%016x.wal", n+1)
+}
+
 // surveyLog finds batches by their magic, which stands at the start of a sector.
-func (t *template) surveyLog(f *file, b []byte) {
+func (t *template) surveyLog(f *file, b []byte, newest bool) {
 	if !strings.HasSuffix(f.name, ".wal") {
 		t.add("wal spare", f, 0, f.size)
 		return
@@ -126,7 +136,11 @@ func (t *template) surveyLog(f *file, b []byte) {
 		case kind == 1 && length > 0 && at+64+length <= f.size:
 			u.to = (at + 64 + length + sector - 1) / sector * sector
 			t.add("wal batch header", f, at, at+64)
-			t.add("wal records", f, at+64, at+64+length)
+			class := "wal records"
+			if newest {
+				class = "wal newest records"
+			}
+			t.add(class, f, at+64, at+64+length)
 			t.add("wal padding", f, at+64+length, u.to)
 		default:
 			t.add("wal mark", f, at, at+sector)
@@ -144,16 +158,16 @@ func (t *template) surveyLog(f *file, b []byte) {
 }
 
 // surveyDB asks bbolt what its pages are for.
-func (t *template) surveyDB(f *file, path string, b []byte) error {
+func (t *template) surveyDB(f *file, path string) error {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, PreLoadFreelist: true})
 	if err != nil {
 		return fmt.Errorf("survey %s: %w", f.name, err)
 	}
 	defer db.Close()
-	base := filepath.Base(f.name)
+	base, size := filepath.Base(f.name), int64(db.Info().PageSize)
 	return db.View(func(tx *bbolt.Tx) error {
-		for id := 0; int64(id)*page < f.size; {
-			from := int64(id) * page
+		for id := 0; int64(id)*size < f.size; {
+			from := int64(id) * size
 			info, err := tx.Page(id)
 			if err != nil || info == nil {
 				t.add(base+" beyond", f, from, f.size)
@@ -163,14 +177,14 @@ func (t *template) surveyDB(f *file, path string, b []byte) error {
 			if info.Type != "free" {
 				n += info.OverflowCount
 			}
-			to := min(from+int64(n)*page, f.size)
+			to := min(from+int64(n)*size, f.size)
 			class := base + " " + info.Type
 			if id < 2 {
-				class, to = base+" meta", from+page
+				class, to = base+" meta", from+size
 			}
 			if n > 1 && info.Type == "leaf" {
-				t.add(base+" overflow", f, from+page, to)
-				t.add(class, f, from, from+page)
+				t.add(base+" overflow", f, from+size, to)
+				t.add(class, f, from, from+size)
 			} else {
 				t.add(class, f, from, to)
 			}

@@ -266,7 +266,7 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 		}
 		// A batch that cannot be read is not one that was torn.
 		gone := s.unreadable(pos, max(s.pos, pos+batchHeaderSize))
-		if behind >= next || gone {
+		if !truncateBad && (behind >= next || gone) {
 			if bad == "" {
 				damaged(pos, lost[0].Reason)
 				t.batches++

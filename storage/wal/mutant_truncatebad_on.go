@@ -1,0 +1,5 @@
+//go:build mutant_truncatebad
+
+package wal
+
+const truncateBad = true
