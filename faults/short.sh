@@ -35,7 +35,7 @@ programs=(-edge "$bin/edge" -hub "$bin/hub")
 rig crash 40 -kills 4 -edge "$bin/edge"
 rig powercut 60 -cycles 6 "${programs[@]}"
 rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
-rig powercut 120 -mutants
+rig mutants 150 -rigs "$bin"
 rig sweep 60 -most 20 -modes kill,torn -edge "$bin/edge"
 # To be extended to all classes as damage gets repaired.
 rig bitflip 60 -flips 10 -class "LOCK,wal spare" -edge "$bin/edge-small" -hub "$bin/hub"

@@ -11,13 +11,12 @@
 //
 //	go run ./faults/powercut -cycles 50
 //	go run ./faults/powercut -cycles 50 -fs xfs
-//	go run ./faults/powercut -mutants
 //
 // In every other pair of cuts the image is a slow disk, which a control group
 // limits to a few writes a second: then nearly every cut falls into an fdatasync.
 //
-// With -mutants it checks itself: an edge built without fsync, and one that
-// acknowledges before it, must be caught losing messages. Their disk is always
+// With -expect-loss it checks itself: given an edge that breaks its promise on
+// purpose (see faults/mutants), it must find a loss. The disk is then always
 // slow, and it is cut before the edge is stopped, so that nothing can become
 // durable after its acknowledgement was counted.
 //
@@ -36,7 +35,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -52,17 +50,11 @@ type options struct {
 	edge, hub    string
 	tags         string
 	expectLoss   bool
-	mutants      bool
 	noHub        bool
+	recycled     bool
 	dir          string
 	timeout      time.Duration
 }
-
-// mutantTags are the build tags that break the edge's promise on purpose.
-var mutantTags = []string{"mutant_nofsync", "mutant_ackearly"}
-
-// mutantCycles is how many cuts may pass until a mutant is caught.
-const mutantCycles = 20
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -86,7 +78,7 @@ func parse(args []string) (options, error) {
 	fs.StringVar(&o.hub, "hub", "", "hub binary (default: built from this repository)")
 	fs.StringVar(&o.tags, "tags", "", "build tags for the edge")
 	fs.BoolVar(&o.expectLoss, "expect-loss", false, "succeed as soon as a loss is found, fail if there is none; without a hub")
-	fs.BoolVar(&o.mutants, "mutants", false, "run the mutants "+strings.Join(mutantTags, ", ")+" and expect loss within 20 cuts of each")
+	fs.BoolVar(&o.recycled, "recycled", false, "cut right after a recycled log segment has come into use, on a fast disk; for edges built with small_budgets")
 	fs.BoolVar(&o.noHub, "no-hub", false, "leave the hub out")
 	fs.StringVar(&o.dir, "dir", "", "directory for image, stores and logs; kept (default: a temporary one, removed)")
 	fs.DurationVar(&o.timeout, "timeout", 0, "bound for the whole run (default: 1 minute and 30 s for each cut)")
@@ -95,12 +87,6 @@ func parse(args []string) (options, error) {
 	}
 	if o.fs != "ext4" && o.fs != "xfs" {
 		return o, fmt.Errorf("-fs %s: must be ext4 or xfs", o.fs)
-	}
-	if o.mutants && (o.tags != "" || o.edge != "") {
-		return o, errors.New("-mutants builds its own edges: leave -tags and -edge out")
-	}
-	if o.mutants {
-		o.cycles, o.noHub = mutantCycles, true
 	}
 	o.noHub = o.noHub || o.expectLoss
 	if o.timeout == 0 {
@@ -130,21 +116,7 @@ func run(ctx context.Context, args []string) (err error) {
 		return err
 	}
 	defer remove(&err)
-	if !o.mutants {
-		return o.cut(ctx, dir)
-	}
-	for _, tag := range mutantTags {
-		m := o
-		m.tags, m.expectLoss = tag, true
-		sub := filepath.Join(dir, tag)
-		if err := os.MkdirAll(sub, 0o755); err != nil {
-			return err
-		}
-		if err := m.cut(ctx, sub); err != nil {
-			return fmt.Errorf("%s: %w", tag, err)
-		}
-	}
-	return nil
+	return o.cut(ctx, dir)
 }
 
 // inNamespace runs this program again in a mount namespace of its own.
@@ -206,10 +178,10 @@ func (o options) cut(ctx context.Context, dir string) (err error) {
 	err = o.cutAll(ctx, site, img, slow)
 	switch {
 	case o.expectLoss && errors.Is(err, errLoss):
-		fmt.Printf("powercut: the loss of %q was found, as expected\n", o.tags)
+		fmt.Println("powercut: a loss was found, as expected")
 		return nil
 	case o.expectLoss && err == nil:
-		return fmt.Errorf("no loss was found in %d cuts although the edge was built with %q", o.cycles, o.tags)
+		return fmt.Errorf("no loss was found in %d cuts", o.cycles)
 	}
 	return err
 }
@@ -277,7 +249,7 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image, slow *s
 	acked, _ := ledger.Acknowledged()
 	fmt.Printf("powercut: %d cuts, %d of them within %v of an acknowledgement; acknowledged %d, found %d, missing 0, duplicated 0\n",
 		o.cycles, close, closeCut, acked, acked)
-	if 2*close < o.cycles {
+	if 2*close < o.cycles && !o.recycled {
 		return fmt.Errorf("only %d of %d cuts were within %v of an acknowledgement, want half", close, o.cycles, closeCut)
 	}
 	return nil
@@ -298,7 +270,7 @@ type cycle struct {
 
 // one loads the edge, cuts, and brings the edge back on what is left.
 func (o options) one(ctx context.Context, site *rig.Site, img *image, slow *slowDisk, crew *rig.Crew, ledger *rig.Ledger, n int) (c cycle, err error) {
-	if o.expectLoss || n%4 >= 2 { // pairs, so that either kind of cut meets either kind of disk
+	if !o.recycled && (o.expectLoss || n%4 >= 2) { // pairs, so that either kind of cut meets either kind of disk
 		if err := errors.Join(slow.throttle(img.mountPoint), slow.add(site.Edge.PID())); err != nil {
 			return c, err
 		}
@@ -308,6 +280,8 @@ func (o options) one(ctx context.Context, site *rig.Site, img *image, slow *slow
 	err = ledger.WaitAcknowledged(ctx, before+o.acks)
 	switch {
 	case err != nil:
+	case o.recycled:
+		err = recycled(ctx, filepath.Join(site.EdgeStore, "wal"), ledger)
 	case n%2 == 1:
 		err = justAcknowledged(ctx, ledger)
 	default: // anywhere
@@ -343,6 +317,38 @@ func (o options) one(ctx context.Context, site *rig.Site, img *image, slow *slow
 	err = site.StartEdge()
 	c.recovery = time.Since(start)
 	return c, err
+}
+
+// recycled returns right after a publish was acknowledged that came after a
+// segment of the log had come into use whose file was another one before. Its
+// blocks have been written to before: nothing but a sync of the directory makes
+// its name durable.
+func recycled(ctx context.Context, dir string, ledger *rig.Ledger) error {
+	spares := map[uint64]bool{}
+	for ctx.Err() == nil {
+		names, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			fi, err := name.Info()
+			if err != nil {
+				continue // renamed meanwhile
+			}
+			inode := fi.Sys().(*syscall.Stat_t).Ino
+			switch filepath.Ext(name.Name()) {
+			case ".spare":
+				spares[inode] = true
+			case ".wal":
+				if spares[inode] {
+					acked, _ := ledger.Acknowledged()
+					return ledger.WaitAcknowledged(ctx, acked+1)
+				}
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return fmt.Errorf("no recycled segment of the log came into use: %w", context.Cause(ctx))
 }
 
 // edgeFirst stops the whole machine at once: first the program, in the middle of

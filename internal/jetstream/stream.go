@@ -951,6 +951,9 @@ func (s *Stream) Ingest(in *command.Ingest, done func(command.Position, error)) 
 		s.e.pass()
 		s.warm()
 	}
+	if splitPosition(s, in, finish) {
+		return
+	}
 	buf := ingestPool.Get().(*[]byte)
 	defer ingestPool.Put(buf)
 	*buf = in.AppendTo((*buf)[:0])

@@ -11,7 +11,11 @@ import (
 // has begun. No other error is ever retried: after a failed sync the kernel may
 // have dropped the dirty pages, and a second call would report success.
 func datasync(f *os.File) error {
-	return control(f, func(fd int) error { return unix.Fdatasync(fd) })
+	err := control(f, func(fd int) error { return unix.Fdatasync(fd) })
+	if retryFsync && err != nil {
+		err = control(f, func(fd int) error { return unix.Fdatasync(fd) })
+	}
+	return err
 }
 
 // preallocate is fallocate(2) mode 0. Zeros are written on file systems that do

@@ -262,7 +262,10 @@ func renew(st State, have storage.State, prior Prior, ev evidence, reason string
 	if common == 0 {
 		common = min(max(st.Origin, 1)-1, have.Last)
 	}
-	st.Incarnation = max(st.Incarnation, prior.Incarnation) + 1
+	st.Incarnation = max(st.Incarnation, prior.Incarnation)
+	if !sameIncarnation {
+		st.Incarnation++
+	}
 	st.Base = common + 1
 	st.Origin = min(st.Origin, st.Base)
 	st.Prior, st.Floor, st.Adopted = prior, ev.proof, false

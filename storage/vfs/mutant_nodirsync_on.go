@@ -1,0 +1,5 @@
+//go:build mutant_nodirsync
+
+package vfs
+
+const noDirSync = true

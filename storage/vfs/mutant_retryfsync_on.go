@@ -1,0 +1,5 @@
+//go:build mutant_retryfsync
+
+package vfs
+
+const retryFsync = true

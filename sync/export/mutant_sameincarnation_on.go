@@ -1,0 +1,5 @@
+//go:build mutant_sameincarnation
+
+package export
+
+const sameIncarnation = true
