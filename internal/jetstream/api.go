@@ -385,6 +385,13 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 	if err != nil {
 		// The log has failed or is closed: the next start decides whether the
 		// stream has come to be, and removes the directory if not.
+		e.mu.Lock()
+		store = e.prepared[group]
+		delete(e.prepared, group)
+		e.mu.Unlock()
+		if store != nil { // nobody else is going to
+			err = errors.Join(err, store.Close())
+		}
 		return nil, false, err
 	}
 	return res.stream, true, nil

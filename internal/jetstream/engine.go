@@ -334,6 +334,7 @@ func (e *Engine) release() error {
 	}
 	clear(e.prepared)
 	e.mu.Unlock()
+	errs = append(errs, e.book.close())
 	if e.meta != nil {
 		errs = append(errs, e.meta.Close())
 	}

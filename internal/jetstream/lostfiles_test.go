@@ -152,21 +152,29 @@ func TestParseGroups(t *testing.T) {
 	}
 }
 
-// The power may fail while the file of the very first stream is being made.
+// The power may fail while the files of the very first stream are being made.
 func TestFirstStreamHalfMade(t *testing.T) {
-	dir := t.TempDir()
-	half := filepath.Join(dir, "streams", groupDir(2))
-	if err := os.MkdirAll(half, 0o700); err != nil {
-		t.Fatal(err)
+	for name, files := range map[string][]string{
+		"nothing": nil, "floor": {"floor"}, "file": {"msgs.db.new"}, "both": {"floor", "msgs.db.new"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			half := filepath.Join(dir, "streams", groupDir(2))
+			if err := os.MkdirAll(half, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range files {
+				if err := os.WriteFile(filepath.Join(half, f), make([]byte, 1024), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n := startNode(t, dir)
+			if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("%s is still there: %v", half, err)
+			}
+			_, js := n.connect()
+			createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+			publishN(t, js, "s", 1)
+		})
 	}
-	if err := os.WriteFile(filepath.Join(half, "msgs.db.new"), make([]byte, 4096), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	n := startNode(t, dir)
-	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there: %v", half, err)
-	}
-	_, js := n.connect()
-	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
-	publishN(t, js, "s", 1)
 }

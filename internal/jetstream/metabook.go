@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -219,3 +220,18 @@ func (e *Engine) saveMeta() error {
 }
 
 func deletedKey(g uint64) string { return prefixDeleted + strconv.FormatUint(g, 10) }
+
+// close closes the files of streams that were deleted and are still there.
+func (b *metaBook) close() error {
+	b.saveMu.Lock()
+	defer b.saveMu.Unlock()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var errs []error
+	for _, s := range b.dying {
+		if s != nil {
+			errs = append(errs, s.store.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
