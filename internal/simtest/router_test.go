@@ -1,0 +1,56 @@
+package simtest
+
+import (
+	"io"
+	"io/fs"
+	"path/filepath"
+
+	"petiole/storage/simbolt"
+	"petiole/storage/vfs"
+	"petiole/storage/vfs/simfs"
+)
+
+// router is the file system that the engine is given. The log and the lock are
+// on the disk in memory; the rest, which bbolt maps into memory, are real files
+// of the same machine.
+type router struct {
+	dir  string
+	mem  *simfs.FS
+	real vfs.FS
+	bolt *simbolt.Disk
+}
+
+func (r *router) of(name string) vfs.FS {
+	rel, err := filepath.Rel(r.dir, name)
+	if err == nil && (rel == "LOCK" || rel == "wal" || filepath.Dir(rel) == "wal") {
+		return r.mem
+	}
+	return r.real
+}
+
+func (r *router) Open(name string, create bool) (vfs.File, error) {
+	return r.of(name).Open(name, create)
+}
+func (r *router) Remove(name string) error              { return r.of(name).Remove(name) }
+func (r *router) List(dir string) ([]string, error)     { return r.of(dir).List(dir) }
+func (r *router) Stat(name string) (fs.FileInfo, error) { return r.of(name).Stat(name) }
+func (r *router) SyncDir(dir string) error              { return r.of(dir).SyncDir(dir) }
+func (r *router) Free(string) (int64, error)            { return r.mem.Free(r.dir) }
+func (r *router) Lock(name string) (io.Closer, error)   { return r.of(name).Lock(name) }
+
+func (r *router) Rename(oldname, newname string) error {
+	err := r.of(oldname).Rename(oldname, newname)
+	if err == nil && r.of(oldname) == r.real {
+		r.bolt.Moved(oldname, newname)
+	}
+	return err
+}
+
+func (r *router) MkdirAll(dir string) error {
+	if dir == r.dir {
+		if err := r.mem.MkdirAll(dir); err != nil {
+			return err
+		}
+	}
+	return r.of(dir).MkdirAll(dir)
+}
