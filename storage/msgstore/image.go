@@ -55,6 +55,9 @@ type open struct {
 var _ table.Image = (*image)(nil)
 
 func (im *image) seals(uid [16]byte) {
+	if im.uid == uid && im.store != 0 {
+		return // others read them
+	}
 	im.uid = uid
 	im.store = newSealer(uid, bucketStore)
 	im.msgs = newSealer(uid, bucketMsgs)
