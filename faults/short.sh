@@ -42,7 +42,7 @@ rig sweep 60 -most 16 -modes kill,torn -edge "$bin/edge"
 # To be extended to all classes as damage gets repaired.
 rig bitflip 60 -flips 10 -class "LOCK,wal spare" -edge "$bin/edge-small" -hub "$bin/hub"
 rig diskfull 60 -size 128 -only directories -edge "$bin/edge"
-rig stall 60 -cases slow,fsync,shutdown -rounds 3 -slow 2s -edge "$bin/edge"
+rig stall 60 -freeze 6s -rounds 3 -slow 2s -edge "$bin/edge"
 rig rollback 60 -rounds 1 -rows 500 "${programs[@]}"
 rig scale 60 -case streams -streams 40 -minutes 0.02 "${programs[@]}" # the others take long
 rig badinput 60 -noise 1s "${programs[@]}"
