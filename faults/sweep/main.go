@@ -334,7 +334,7 @@ func (o options) sweep(ctx context.Context, dir string, points []point) error {
 feed:
 	for _, p := range points {
 		mu.Lock()
-		enough := len(failures) >= 20
+		enough := len(failures) >= 60
 		mu.Unlock()
 		if enough {
 			break
