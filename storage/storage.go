@@ -6,8 +6,8 @@
 // state machine. The machine keeps messages in a [Store]; the store answers
 // reads from an in-memory table and, for what has been checkpointed, from
 // bbolt (package msgstore). A checkpoint moves the table and the machine's
-// keyed state into bbolt in one transaction; log segments below every group's
-// checkpoint are then recycled.
+// keyed state into bbolt, in slices, of which the last makes all of it count at
+// once; log segments below every group's checkpoint are then recycled.
 //
 //	Append ──► wal: one write, one fdatasync ──► Apply ──► Store (table)
 //	                                                         │ Checkpoint
@@ -167,9 +167,12 @@ type Store interface {
 	// most one frozen set exists; Freeze reports false while one is pending.
 	// kvs must not change until the checkpoint is done.
 	Freeze(lsn LSN, kvs []KV) bool
-	// Checkpoint writes the frozen set to disk in one transaction and syncs
-	// it. It runs beside readers and the writer. After an error the frozen set
-	// is still held, and the durable image is unchanged.
+	// Checkpoint writes the frozen set to disk, so that a restart finds all of
+	// it or nothing. It runs beside readers and the writer. After an error the
+	// frozen set is still held unless Applied says that it has arrived, and the
+	// durable image is unchanged. ErrFailed is a write or sync that failed; an
+	// error without it can be mended: ErrCorrupt by a repair, want of space
+	// (syscall.ENOSPC) by space.
 	Checkpoint() error
 	// KVs calls fn for the durable keyed state with the prefix, in key order.
 	KVs(prefix string, fn func(key string, value []byte) error) error

@@ -2,6 +2,7 @@ package msgstore
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -491,6 +492,42 @@ func TestCrashInCheckpoint(t *testing.T) {
 		n := uint64(0)
 		if err := c.Range(0, func(storage.Message) bool { n++; return true }); err != nil || n != want || c.State().Msgs != want {
 			t.Errorf("at %d: %d messages, %v, counted %d", c.Applied(), n, err, c.State().Msgs)
+		}
+	}
+}
+
+// Pages that lead back to one above them do not make the program run for ever,
+// nor out of memory.
+func TestCyclicPages(t *testing.T) {
+	dir := written(t, 20_000)
+	path := filepath.Join(dir, FileName)
+	s := mustOpen(t, dir)
+	var root uint64
+	if err := s.image.view(func(tx *bbolt.Tx) error {
+		root = uint64(tx.Bucket(bucketMsgs).Root())
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := int(root) * pageSize
+	if n := binary.NativeEndian.Uint16(whole[page+10:]); binary.NativeEndian.Uint16(whole[page+8:]) != 1 || n < 20 {
+		t.Fatalf("the root of messages has %d children: not a branch page worth the test", n)
+	}
+	for _, child := range []int{0, 5, 19} {
+		raw := bytes.Clone(whole)
+		binary.NativeEndian.PutUint64(raw[page+16+16*child+8:], root)
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(dir, Options{Log: quiet()}); !errors.Is(err, storage.ErrCorrupt) || !strings.Contains(err.Error(), fmt.Sprintf("page %d", root)) {
+			t.Fatalf("child %d is the page itself: %v", child, err)
 		}
 	}
 }

@@ -144,7 +144,9 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync, floor: floor}
 	s.Table = table.New(s.image, path)
-	err = s.load()
+	if err = boltfile.CheckBranches(db); err == nil {
+		err = s.load()
+	}
 	if errors.Is(err, errDamagedIndex) {
 		if err = s.rebuild(err); err == nil {
 			s.Table = table.New(s.image, path)
