@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -45,5 +46,7 @@ command from the source.`,
 	}
 	c.Flags().BoolVar(&o.Keep, "keep", false, "leave edge and hub running at the end, until Ctrl-C")
 	c.Flags().StringVar(&o.Hub, "hub", "", "the hub `program`")
+	// The program's other flags mean nothing here.
+	c.SetUsageTemplate(strings.Replace(c.UsageTemplate(), ".HasAvailableInheritedFlags", "false", 1))
 	return c
 }

@@ -113,7 +113,8 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		case h.Connected:
 			row("hub", "%s at %s, connected for %s, round trip %s", h.HubName, h.URL, time.Since(h.Since).Round(time.Second), h.RTT.Round(10*time.Microsecond))
 		case h.LastError != "":
-			row("hub", "not connected: %s (%s)", h.LastError, count(h.Attempts, "attempt"))
+			// The next attempt may take a while to fail, so say how old this is.
+			row("hub", "not connected: %s, %s ago (%s)", h.LastError, time.Since(h.LastErrorTime).Round(time.Second), count(h.Attempts, "attempt"))
 		default:
 			row("hub", "not connected (%s)", count(h.Attempts, "attempt"))
 		}

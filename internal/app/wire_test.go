@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -29,11 +30,8 @@ import (
 // down what that says, instead of comparing what Petiole says with it.
 var oracle = flag.String("oracle", "", "nats-server `program` to record testdata/wire.txt from")
 
-// The nkey of the dialogues; its seed is used for nothing else.
-const (
-	wireSeed = "SUALOHWTYSIW7DOLE3W3QKIOOHOKOJYFTRGO3P42OLNJBULRB3ROLI4GNM"
-	wireHash = "$2a$04$5WzYbj39.qEipeYrG/jotObiNFtWZhu9PFZRjBXXe7v2DTjJoSyYy" // of "hashed"
-)
+// wireHash is a bcrypt hash of "hashed".
+const wireHash = "$2a$04$5WzYbj39.qEipeYrG/jotObiNFtWZhu9PFZRjBXXe7v2DTjJoSyYy"
 
 // dialogue is what clients say to a server. A step is "N text": text is what
 // client N sends, with LF for CRLF; the server's answer is read up to the PONG
@@ -229,23 +227,24 @@ func TestOnTheWire(t *testing.T) {
 	}
 }
 
-func wireKey(t *testing.T) (kp nkeys.KeyPair, public string) {
-	kp, err := nkeys.FromSeed([]byte(wireSeed))
+// wireKey is the nkey of the dialogues.
+var wireKey = sync.OnceValues(func() (nkeys.KeyPair, string) {
+	kp, err := nkeys.CreateUser()
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
-	public, err = kp.PublicKey()
+	public, err := kp.PublicKey()
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	return kp, public
-}
+})
 
 func (d dialogue) expand() string { return "listen: \"127.0.0.1:-1\"\n" + d.conf + "\n" }
 
 // startBroker starts Petiole's and returns its address.
 func startBroker(t *testing.T, conf string) string {
-	_, public := wireKey(t)
+	_, public := wireKey()
 	path := filepath.Join(t.TempDir(), "x.conf")
 	if err := os.WriteFile(path, []byte(strings.ReplaceAll(conf, "NKEY", public)), 0o600); err != nil {
 		t.Fatal(err)
@@ -271,7 +270,7 @@ func startBroker(t *testing.T, conf string) string {
 
 // startOracle starts nats-server and returns its address.
 func startOracle(t *testing.T, conf string) string {
-	_, public := wireKey(t)
+	_, public := wireKey()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x.conf")
 	if err := os.WriteFile(path, []byte(strings.ReplaceAll(conf, "NKEY", public)), 0o600); err != nil {
@@ -309,7 +308,7 @@ func (d dialogue) hold(t *testing.T, addr string) string {
 		over  bool
 	}
 	conns := make(map[string]*conn)
-	kp, public := wireKey(t)
+	kp, public := wireKey()
 	var out strings.Builder
 	for _, step := range d.steps {
 		who, text, sends := strings.Cut(step, " ")

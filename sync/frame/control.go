@@ -314,7 +314,12 @@ type Error struct {
 	Text       string
 }
 
-func (e *Error) Error() string { return fmt.Sprintf("%s (%v)", e.Text, e.Code) }
+func (e *Error) Error() string {
+	if e.Code == CodeShutdown { // the text says it
+		return e.Text
+	}
+	return fmt.Sprintf("%s (%v)", e.Text, e.Code)
+}
 
 // maxText bounds an error's text on the wire.
 const maxText = 1024

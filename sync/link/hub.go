@@ -158,7 +158,15 @@ func (h *Hub) Start() error {
 }
 
 // Addr returns the UDP address listened on.
-func (h *Hub) Addr() net.Addr { return h.sock.LocalAddr() }
+func (h *Hub) Addr() net.Addr {
+	addr := h.sock.LocalAddr()
+	// A socket for all addresses is one of IPv6 that takes IPv4 too. Who wrote
+	// 0.0.0.0 is to find that again.
+	if a, ok := addr.(*net.UDPAddr); ok && a.IP.IsUnspecified() && strings.HasPrefix(h.conf.Listen, "0.0.0.0:") {
+		return &net.UDPAddr{IP: net.IPv4zero, Port: a.Port}
+	}
+	return addr
+}
 
 // Fingerprint returns the certificate's fingerprint, for an edge to pin.
 func (h *Hub) Fingerprint() string { return h.print }
