@@ -73,7 +73,8 @@ type Options struct {
 	// acknowledged any more: the process has to end and recover.
 	OnFail func(error)
 
-	salvage func(dir string) (msgstore.RepairReport, error) // msgstore.Salvage, or a test's
+	tidyEvery time.Duration                                   // how often it is looked for files to compact; tidyEvery, or a test's
+	salvage   func(dir string) (msgstore.RepairReport, error) // msgstore.Salvage, or a test's
 }
 
 // Defaults of Options.
@@ -208,6 +209,9 @@ func Open(o Options) (_ *Engine, err error) {
 	if o.IdleClose <= 0 {
 		o.IdleClose = DefaultIdleClose
 	}
+	if o.tidyEvery <= 0 {
+		o.tidyEvery = tidyEvery
+	}
 	if o.salvage == nil {
 		o.salvage = func(dir string) (msgstore.RepairReport, error) {
 			return msgstore.Salvage(dir, msgstore.SalvageOptions{Log: o.Log})
@@ -261,6 +265,7 @@ func (e *Engine) start() error {
 	e.live = true
 	e.wg.Go(e.checkpointer)
 	e.wg.Go(e.keeper)
+	e.wg.Go(e.tidier)
 	e.wg.Go(e.async.run)
 	e.wg.Go(e.interest.run)
 	for _, s := range *e.streams.Load() {
