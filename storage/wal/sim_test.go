@@ -9,6 +9,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -142,6 +143,11 @@ func TestPowerCuts(t *testing.T) {
 		interval time.Duration
 	}{{"strict", 0}, {"relaxed", time.Hour}} {
 		t.Run(mode.name, func(t *testing.T) {
+			t.Cleanup(func() {
+				if full.Swap(0) == 0 {
+					t.Error("no disk has been full")
+				}
+			})
 			for seed := range seeds(100) {
 				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 					t.Parallel()
@@ -152,9 +158,17 @@ func TestPowerCuts(t *testing.T) {
 	}
 }
 
+var full atomic.Int64 // appends that found the disk full
+
 func powerCuts(t *testing.T, seed uint64, interval time.Duration) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	disk := simfs.New(seed)
+	if seed%2 == 1 {
+		disk.TearSectors(0.3)
+	}
+	if seed%3 == 2 { // becomes full at times
+		disk.SetCapacity(int64(4+rng.IntN(8)) * 2 * smallSeg)
+	}
 	h := newHistory()
 	var safe storage.LSN
 	for range 12 {
@@ -196,6 +210,7 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 	if rng.IntN(8) == 0 {
 		o.SegmentSize *= 2
 	}
+	o.Reserve = rng.IntN(4) - 1
 	l, err := wal.Open(o)
 	if err != nil {
 		if !errors.Is(err, simfs.ErrPowerOff) {
@@ -235,7 +250,17 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 			}
 			g, data := storage.GroupID(1+rng.IntN(3)), h.data(rng, size)
 			cut := rng.IntN(len(data))
-			if lsn, err := l.Append(g, nil, data[:cut], nil, data[cut:]); !failed(err) {
+			app := l.Append
+			if rng.IntN(4) == 0 {
+				app = l.AppendUrgent
+			}
+			if lsn, err := app(g, nil, data[:cut], nil, data[cut:]); errors.Is(err, wal.ErrNoSpace) {
+				full.Add(1)
+				if d := l.Durable(); d > 10 {
+					h.trimmed = max(h.trimmed, d-10)
+					failed(l.Trim(d - 10))
+				}
+			} else if !failed(err) {
 				h.add(t, lsn, g, data)
 			}
 		}
