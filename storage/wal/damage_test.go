@@ -344,3 +344,84 @@ func TestSkipTo(t *testing.T) {
 }
 
 func lsnAfter(t *testing.T, l *wal.Log) storage.LSN { return put(t, l, "next") }
+
+// TestFlippedBitsReopened damages a segment that several runs have written to,
+// each behind the closing mark of the one before.
+func TestFlippedBitsReopened(t *testing.T) {
+	base := simfs.New(1)
+	const runs, each = 4, 3
+	for run := range runs {
+		l := open(t, base, func(o *wal.Options) { o.Reserve = -1 })
+		survey(t, l)
+		for i := range each {
+			put(t, l, record(run*each+i, 300))
+		}
+		l.Close()
+	}
+	names := base.Names(".wal")
+	if len(names) != 1 {
+		t.Fatalf("files %v", names)
+	}
+	b := base.Contents(names[0])
+	told, none := 0, 0
+	for at := 0; at < 4096+512*(runs*(each+2)+2); at += 5 {
+		disk := simfs.New(1)
+		disk.SetContents(names[0], b)
+		disk.Flip(names[0], int64(at)*8+int64(at)%8)
+		l := open(t, disk, func(o *wal.Options) { o.Reserve = -1 })
+		got := survey(t, l)
+		lost := uint64(0)
+		for _, x := range got.lost {
+			lost += uint64(x.Last - x.First + 1)
+		}
+		if len(got.recs)+int(lost) != runs*each || lost > 1 {
+			t.Fatalf("byte %d: %d records, lost %+v", at, len(got.recs), got.lost)
+		}
+		for lsn, data := range got.recs {
+			if data != record(int(lsn)-1, 300) {
+				t.Fatalf("byte %d: record %d has other contents", at, lsn)
+			}
+		}
+		if lost > 0 {
+			told++
+		} else {
+			none++
+		}
+		if at%3 == 0 {
+			goesOn(t, disk, l, &got, fmt.Sprintf("byte %d", at))
+		}
+		l.Close()
+	}
+	if told < 100 || none < 100 {
+		t.Errorf("%d times a record was lost, %d times none", told, none)
+	}
+}
+
+// TestCleanStartReadsLittle: a log that was closed with nothing in it that is
+// needed takes no reading, even if its segment holds old batches.
+func TestCleanStartReadsLittle(t *testing.T) {
+	disk := simfs.New(1)
+	l := open(t, disk, func(o *wal.Options) { o.SegmentSize = 4 << 20 })
+	for range 3 {
+		for i := range 45 {
+			if _, err := l.Append(1, nil, make([]byte, 100_000)); err != nil {
+				t.Fatal(err)
+			}
+			if i%15 == 14 {
+				if err := errors.Join(l.Commit(), l.Trim(l.Durable()+1)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	if err := l.Trim(l.Durable() + 1); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	remove := disk.Inject(simfs.Fault{Op: simfs.OpRead, Off: 3 << 20, Len: 900 << 10, Times: -1, Err: errors.New("read too much")})
+	defer remove()
+	l = open(t, disk, func(o *wal.Options) { o.SegmentSize = 4 << 20 })
+	if got := survey(t, l); len(got.recs)+len(got.lost) > 0 || got.next != 136 {
+		t.Fatalf("next LSN %d, %d records", got.next, len(got.recs))
+	}
+}

@@ -71,7 +71,8 @@ import (
 // been idle for a while, for the durable LSN in it: without it nothing would
 // tell damage to the last batch from a batch torn by a power cut. A closing mark
 // is synced, and the last thing that a log writes: the next start goes on
-// behind it in the same segment. After any other end it goes on in a new one.
+// behind it in the same segment, after a mark that is synced before anything
+// else follows. After any other end it goes on in a new segment.
 //
 //	record, in the payload
 //	 0  4  CRC32C, started from that of the epoch, of bytes 4 and on, data

@@ -224,7 +224,7 @@ func (l *Log) begin(c *chain) error {
 	}
 	l.setRecovered(next)
 	if last != nil && !last.sealed {
-		if c.after == nil && !last.damaged && (t.closed || t.empty) {
+		if c.after == nil && !last.damaged && (t.closed && last.fitsMark(false) || t.empty) {
 			return l.resume(last, &t)
 		}
 		if err := l.secureTail(last, &t); err != nil {
@@ -265,12 +265,17 @@ func (l *Log) begin(c *chain) error {
 }
 
 // resume goes on in a segment that ends in a closing mark, or has no batch yet.
+// Another mark follows the closing mark before anything else does.
 func (l *Log) resume(s *segment, t *tail) error {
+	l.active, l.activeNext = s, t.next
 	if t.empty {
 		return nil
 	}
-	// The mark may be in the page cache only, and the kernel hold it to be clean
-	// after a sync that failed.
+	if err := l.writeMark(uint64(t.next-1), false); err != nil {
+		return err
+	}
+	// The closing mark may be in the page cache only, and the kernel hold it to
+	// be clean after a sync that failed.
 	return l.rewrite(s, t.end-sectorSize, t.end)
 }
 

@@ -161,10 +161,10 @@ func (s *scanner) resync(pos int64) (bool, error) {
 	return false, nil
 }
 
-// remains looks at all headers of the segment from pos to the end of the file:
-// whether there are any, and the highest durable LSN in them.
-func (s *scanner) remains(pos int64) (any bool, durable storage.LSN, err error) {
-	for ; pos+batchHeaderSize <= s.size; pos += sectorSize {
+// remains looks at all headers of the segment from pos to end: whether there are
+// any, and the highest durable LSN in them.
+func (s *scanner) remains(pos, end int64) (any bool, durable storage.LSN, err error) {
+	for ; pos+batchHeaderSize <= min(end, s.size); pos += sectorSize {
 		b, err := s.window(pos, batchHeaderSize)
 		if err != nil {
 			return any, durable, err
@@ -260,7 +260,14 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 		}
 		if !looked {
 			looked = true
-			if t.torn, behind, err = s.remains(pos); err != nil {
+			// Nothing follows a closing mark but what begins with another mark,
+			// which is synced before that. So there is no need to read the whole
+			// rest, only as much as shows that this mark is not just damaged.
+			end := size
+			if t.closed {
+				end = pos + readChunk
+			}
+			if t.torn, behind, err = s.remains(pos, end); err != nil {
 				return t, err
 			}
 		}

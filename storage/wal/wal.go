@@ -1142,8 +1142,8 @@ func (l *Log) empty() error {
 // the next start does without.
 func (l *Log) closeActive() error {
 	s := l.active
-	if s.sealed || l.pristine || s.pos == segmentHeaderSize {
-		return nil // as it was found, or empty
+	if s.sealed {
+		return nil // there was no room for another
 	}
 	// The mark says that all before it is durable, so this has to be first.
 	if l.durable.Load() < uint64(l.activeNext-1) {
