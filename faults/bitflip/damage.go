@@ -91,6 +91,9 @@ func (t *template) survey() error {
 		}
 		return nil
 	})
+	if t.name == "stopped" { // else the log tells of the streams
+		t.add(older, t.files["meta.db"], 0, 1)
+	}
 	t.classes = slices.Sorted(maps.Keys(t.places))
 	return err
 }
@@ -206,6 +209,7 @@ type damage struct {
 	n     int64 // octets changed; truncate: cut off
 	bit   uint8
 	noise uint64
+	older string             // file that takes the place
 	hit   map[*expected]bool // what may be lost because of it
 }
 
@@ -213,11 +217,18 @@ func (d *damage) String() string {
 	switch d.op {
 	case "bit":
 		return fmt.Sprintf("bit %d of octet %d of %s flipped", d.bit, d.off, d.file.name)
+	case "older":
+		return fmt.Sprintf("%s replaced by its copy of when there was one stream", d.file.name)
 	case "truncate":
 		return fmt.Sprintf("%s cut from %d to %d octets", d.file.name, d.file.size, d.off)
 	}
 	return fmt.Sprintf("%d octets of %s from %d on overwritten with %s", d.n, d.file.name, d.off, d.op)
 }
+
+// older is the class of the one damage that is another file: what a restored
+// part of a backup leaves. All streams but one are then unknown; nothing of
+// them may go.
+const older = "meta.db older"
 
 // choose draws a damage: first the class, so that rare ones get their share,
 // then the place in it.
@@ -231,7 +242,7 @@ func (t *template) choose(r *rand.Rand, prefixes string) *damage {
 	if len(classes) == 0 {
 		return nil
 	}
-	d := &damage{class: classes[r.IntN(len(classes))], noise: r.Uint64()}
+	d := &damage{class: classes[r.IntN(len(classes))], noise: r.Uint64(), older: t.older}
 	places := t.places[d.class]
 	total := int64(0)
 	for _, p := range places {
@@ -246,6 +257,10 @@ func (t *template) choose(r *rand.Rand, prefixes string) *damage {
 		at -= p.to - p.from
 	}
 	switch k := r.IntN(20); {
+	case d.class == older:
+		d.op, d.off, d.n = "older", 0, d.file.size
+		d.hit = map[*expected]bool{}
+		return d
 	case k < 12:
 		d.op, d.bit, d.n = "bit", uint8(r.IntN(8)), 1
 	case k < 15:
@@ -320,8 +335,11 @@ func (d *damage) do(dir string) error {
 		return err
 	}
 	defer f.Close()
-	if d.op == "truncate" {
+	switch d.op {
+	case "truncate":
 		return f.Truncate(d.off)
+	case "older":
+		return copyFile(d.older, filepath.Join(dir, d.file.name))
 	}
 	b := make([]byte, d.n)
 	if _, err := f.ReadAt(b, d.off); err != nil && d.file.size > 0 {

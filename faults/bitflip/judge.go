@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -219,6 +221,10 @@ func (j *judge) check(ctx context.Context, first bool) {
 func (j *judge) checkStream(ctx context.Context, js jetstream.JetStream, t *streamTemplate, first bool) (lost []uint64) {
 	name := t.name
 	s, err := js.Stream(ctx, name)
+	if err != nil && j.damage.op == "older" {
+		j.checkKept(t)
+		return nil
+	}
 	if err != nil {
 		j.fail("%s: %v", name, err)
 		return nil
@@ -331,6 +337,33 @@ func (j *judge) checkStream(ctx context.Context, js jetstream.JetStream, t *stre
 	}
 	j.published[name][ack.Sequence] = rig.SumOf(subject, nil, data)
 	return lost
+}
+
+// checkKept demands that the messages of a stream that is not served are still
+// in some file of the store, and that the log says so.
+func (j *judge) checkKept(t *streamTemplate) {
+	kept := map[uint64]bool{}
+	err := filepath.WalkDir(j.site.EdgeStore, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		for _, m := range markers.FindAllSubmatch(b, -1) {
+			if n, _ := strconv.ParseUint(string(m[2]), 10, 64); string(m[1]) == t.name && t.messages[n] != nil {
+				kept[n] = true
+			}
+		}
+		return err
+	})
+	if err != nil {
+		j.fail("%s: look for its messages: %v", t.name, err)
+	}
+	if len(kept) < len(t.messages) {
+		j.fail("%s: is not served, and %d of its %d messages are in no file any more", t.name, len(t.messages)-len(kept), len(t.messages))
+	}
+	if !j.logged("put aside", "parked") {
+		j.fail("%s: is not served, and the log says nothing", t.name)
+	}
 }
 
 // checkConsumer demands that a consumer goes on where it was.

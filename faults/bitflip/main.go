@@ -217,10 +217,16 @@ func (r *runner) worker(ctx context.Context, dir string) error {
 // one tries damage n.
 func (r *runner) one(ctx context.Context, site *rig.Site, n int) error {
 	rng := rand.New(rand.NewPCG(r.o.seed, uint64(n)))
-	t := r.templates[rng.IntN(len(r.templates))]
-	d := t.choose(rng, r.o.class)
+	var t *template
+	var d *damage
+	for _, i := range rng.Perm(len(r.templates)) { // one of them may have no such place
+		t = r.templates[i]
+		if d = t.choose(rng, r.o.class); d != nil {
+			break
+		}
+	}
 	if d == nil {
-		return fmt.Errorf("the %s store has no place of class %q", t.name, r.o.class)
+		return fmt.Errorf("no store has a place of class %q", r.o.class)
 	}
 	site.Close()
 	if err := errors.Join(copyTree(t.dir, site.EdgeStore), copyTree(r.hubTemplate, site.HubStore), d.do(site.EdgeStore)); err != nil {

@@ -57,6 +57,7 @@ type streamTemplate struct {
 type template struct {
 	name    string // "stopped" or "killed"
 	dir     string
+	older   string // a copy of meta.db from before there were streams but one
 	streams map[string]*streamTemplate
 	files   map[string]*file
 	places  map[string][]place // by class
@@ -100,6 +101,11 @@ func makeTemplates(ctx context.Context, dir string, programs rig.Programs) (ts [
 	if err := errors.Join(site.StartHub(), site.StartEdge()); err != nil {
 		return nil, "", err
 	}
+	old := filepath.Join(dir, "older-meta.db")
+	err = errors.Join(createStreams(ctx, site.EdgeURL(), packed), site.Edge.Stop(20*time.Second), copyFile(filepath.Join(site.EdgeStore, "meta.db"), old), site.StartEdge())
+	if err != nil {
+		return nil, "", err
+	}
 	streams, err := fill(ctx, site.EdgeURL())
 	if err != nil {
 		return nil, "", err
@@ -114,7 +120,7 @@ func makeTemplates(ctx context.Context, dir string, programs rig.Programs) (ts [
 	}
 	site.Edge.Kill()
 	add := func(name string) error {
-		t := &template{name: name, dir: filepath.Join(dir, name), streams: streams}
+		t := &template{name: name, dir: filepath.Join(dir, name), older: old, streams: streams}
 		if err := copyTree(site.EdgeStore, t.dir); err != nil {
 			return err
 		}
@@ -149,6 +155,33 @@ func idle(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// configOf is a stream's configuration.
+func configOf(name string) jetstream.StreamConfig {
+	c := jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Storage: jetstream.FileStorage, AllowDirect: true}
+	if name == values {
+		c.MaxMsgsPerSubject = 1
+	}
+	return c
+}
+
+func createStreams(ctx context.Context, url string, names ...string) error {
+	nc, err := nats.Connect(url)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if _, err := js.CreateStream(ctx, configOf(name)); err != nil {
+			return fmt.Errorf("create stream %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // fill makes the streams and publishes into them.
 func fill(ctx context.Context, url string) (map[string]*streamTemplate, error) {
 	nc, err := nats.Connect(url)
@@ -160,17 +193,14 @@ func fill(ctx context.Context, url string) (map[string]*streamTemplate, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := createStreams(ctx, url, streamNames...); err != nil {
+		return nil, err
+	}
 	streams := map[string]*streamTemplate{}
 	for _, name := range streamNames {
 		s := &streamTemplate{
 			name: name, messages: map[uint64]*expected{}, removed: map[uint64]bool{}, consumers: map[string]uint64{},
-			config: jetstream.StreamConfig{Name: name, Subjects: []string{name + ".>"}, Storage: jetstream.FileStorage, AllowDirect: true},
-		}
-		if name == values {
-			s.config.MaxMsgsPerSubject = 1
-		}
-		if _, err := js.CreateStream(ctx, s.config); err != nil {
-			return nil, fmt.Errorf("create stream %s: %w", name, err)
+			config: configOf(name),
 		}
 		streams[name] = s
 	}

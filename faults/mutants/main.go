@@ -68,6 +68,11 @@ var mutants = []mutant{
 		evidence: `has other bytes`,
 	},
 	{
+		tag: "orphandelete", program: "edge", small: true, needs: []string{"hub"}, rig: "bitflip",
+		args:     []string{"-expect-failure", "-flips", "4", "-class", "meta.db older"},
+		evidence: `are in no file any more`,
+	},
+	{
 		tag: "retryfsync", program: "edge", rig: "sweep", args: []string{"-modes", "EIO", "-only", "fdatasync wal", "-most", "3"},
 		evidence: `runs on after EIO`,
 	},

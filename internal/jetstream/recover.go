@@ -328,7 +328,7 @@ func (e *Engine) tidy(known *metaContents) error {
 			continue // as soon as the meta database does not know it any more
 		}
 		dir := filepath.Join(root, d.Name())
-		if group != 0 && neverUsed(dir) { // made for a creation that did not come to be
+		if group != 0 && (orphanDelete || neverUsed(dir)) { // made for a creation that did not come to be
 			if err := removeDir(e.o.FS, dir); err != nil {
 				return err
 			}

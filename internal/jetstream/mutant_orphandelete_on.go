@@ -1,0 +1,5 @@
+//go:build mutant_orphandelete
+
+package jetstream
+
+const orphanDelete = true
