@@ -2,10 +2,14 @@ package broker
 
 import (
 	"bytes"
+	"crypto/tls"
 	"fmt"
 	"io"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // benchPub measures messages of size octets from one publisher to subs
@@ -94,4 +98,40 @@ func BenchmarkRequest(b *testing.B) {
 		c.expect("MSG r.1 1 2\r\nho\r\n")
 	}
 	_ = svc.conn.Close()
+}
+
+// BenchmarkTLS measures messages of 128 octets from one client to another, both
+// with TLS: in batches, and one at a time with an answer.
+func BenchmarkTLS(b *testing.B) {
+	ca := newAuthority(b)
+	s := run(b, Options{TLS: ca.server(b)})
+	secure := nats.Secure(&tls.Config{RootCAs: ca.pool})
+	data := make([]byte, 128)
+	b.Run("batches", func(b *testing.B) {
+		from, to := dial(b, s, secure), dial(b, s, secure)
+		got := make(chan struct{})
+		n := 0
+		_, err := to.Subscribe("t", func(*nats.Msg) {
+			if n++; n == b.N {
+				close(got)
+			}
+		})
+		check(b, err)
+		check(b, to.Flush())
+		b.ResetTimer()
+		for range b.N {
+			check(b, from.Publish("t", data))
+		}
+		<-got
+	})
+	b.Run("request", func(b *testing.B) {
+		from, to := dial(b, s, secure), dial(b, s, secure)
+		_, err := to.Subscribe("svc", func(m *nats.Msg) { _ = m.Respond(nil) })
+		check(b, err)
+		check(b, to.Flush())
+		for b.Loop() {
+			_, err := from.Request("svc", data, 10*time.Second)
+			check(b, err)
+		}
+	})
 }
