@@ -249,7 +249,7 @@ func TestFlippedOctets(t *testing.T) {
 		{"index of deleted", msgs, within(t, msgs, "gone", nil), -1, 0, "index of deleted messages", remedyRebuilt},
 		{"keyed state", msgs, within(t, msgs, "kv", []byte("config")), -1, 0, `state under key "config"`, remedyRestore},
 		{"summary of the store", msgs, within(t, msgs, "store", []byte("state")), -1, 0, "summary of the store", remedyRestore},
-		{"floor", floor, []int64{40, 512 + 40}, -1, 0, "neither slot: it fails its checksum", remedyFloor},
+		{"floor", floor, []int64{48, 512 + 48}, -1, 0, "neither slot: it fails its checksum", remedyFloor},
 		{"meta page", msgs, []int64{16 + 48}, -1, 0, "meta page 0, at offset 0, fails its checksum", remedyRestore},
 		{"meta.db", meta, within(t, meta, "jetstream", []byte("stream/2")), -1, 0, "jetstream/stream/2 fails its checksum", remedyMeta},
 	} {

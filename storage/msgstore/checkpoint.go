@@ -136,7 +136,7 @@ func (w *writer) addMessages(tx *bbolt.Tx) error {
 		return b.Put(seqKey(w.b.base), v)
 	}
 	w.b.n = 0
-	for w.more && bytes < sliceBytes {
+	for w.more && bytes < w.im.slice {
 		size := recordSize(&w.m)
 		if w.b.n > 0 && !w.b.fits(w.m.Seq, size) {
 			if err := put(); err != nil {

@@ -170,7 +170,7 @@ func TestMissingMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	im := &image{path: dir, open: &open{db: db}}
+	im := newImage(dir, db)
 	if err := errors.Join(db.Update(func(tx *bbolt.Tx) error {
 		if err := im.identify(tx); err != nil {
 			return err

@@ -28,18 +28,18 @@ import (
 // writes one, and the log's records are given up only after that. Numbers are
 // little endian:
 //
-//	0        4         8            16       32        40     48      56     64          68     508
-//	┌────────┬─────────┬────────────┬────────┬─────────┬──────┬───────┬──────┬───────────┬──────┬─────────┐
-//	│ "PTFL" │ version │ generation │ store  │ applied │ txid │ first │ last │ crc32c of │ zero │ crc32c  │
-//	│        │ u32     │ u64        │ id     │ LSN u64 │ u64  │ u64   │ u64  │ free list │      │ of all  │
-//	│        │         │            │ [16]   │         │      │       │      │ u32       │      │ before  │
-//	└────────┴─────────┴────────────┴────────┴─────────┴──────┴───────┴──────┴───────────┴──────┴─────────┘
+//	0        4         8            16       32      40        48     56      64     72          76     508
+//	┌────────┬─────────┬────────────┬────────┬───────┬─────────┬──────┬───────┬──────┬───────────┬──────┬────────┐
+//	│ "PTFL" │ version │ generation │ store  │ file  │ applied │ txid │ first │ last │ crc32c of │ zero │ crc32c │
+//	│        │ u32     │ u64        │ id     │ id    │ LSN u64 │ u64  │ u64   │ u64  │ free list │      │ of all │
+//	│        │         │            │ [16]   │ u64   │         │      │       │      │ u32       │      │ before │
+//	└────────┴─────────┴────────────┴────────┴───────┴─────────┴──────┴───────┴──────┴───────────┴──────┴────────┘
 //
 // The slot with the higher generation counts; the generation's lowest bit says
 // which slot it is. txid is the transaction of msgs.db that the slot was written
 // after. bbolt does not protect its list of free pages, and a page that is taken
-// for free would be overwritten: while msgs.db is at that transaction, the
-// checksum is that of the pages that the list is in.
+// for free would be overwritten: while msgs.db is that very file, and at that
+// transaction, the checksum is that of the pages that the list is in.
 const FloorName = "floor"
 
 const (
@@ -53,6 +53,7 @@ var floorMagic = []byte("PTFL")
 // Floor is what a floor file says.
 type Floor struct {
 	Store       [16]byte    // identity of the store
+	File        uint64      // which file of the store it was; see keyFile
 	Applied     storage.LSN // up to where the file reflects the log
 	Txid        uint64      // bbolt's number of the transaction that was the last
 	First, Last uint64      // as in the store's State
@@ -66,7 +67,7 @@ func (f *Floor) encode() []byte {
 	b = binary.LittleEndian.AppendUint32(b, floorVersion)
 	b = binary.LittleEndian.AppendUint64(b, f.Generation)
 	b = append(b, f.Store[:]...)
-	for _, n := range []uint64{uint64(f.Applied), f.Txid, f.First, f.Last} {
+	for _, n := range []uint64{f.File, uint64(f.Applied), f.Txid, f.First, f.Last} {
 		b = binary.LittleEndian.AppendUint64(b, n)
 	}
 	b = binary.LittleEndian.AppendUint32(b, f.FreeSum)
@@ -87,11 +88,12 @@ func decodeFloor(b []byte) (f Floor, err error) {
 	}
 	f.Generation = binary.LittleEndian.Uint64(b[8:])
 	f.Store = [16]byte(b[16:])
-	f.Applied = storage.LSN(binary.LittleEndian.Uint64(b[32:]))
-	f.Txid = binary.LittleEndian.Uint64(b[40:])
-	f.First = binary.LittleEndian.Uint64(b[48:])
-	f.Last = binary.LittleEndian.Uint64(b[56:])
-	f.FreeSum = binary.LittleEndian.Uint32(b[64:])
+	f.File = binary.LittleEndian.Uint64(b[32:])
+	f.Applied = storage.LSN(binary.LittleEndian.Uint64(b[40:]))
+	f.Txid = binary.LittleEndian.Uint64(b[48:])
+	f.First = binary.LittleEndian.Uint64(b[56:])
+	f.Last = binary.LittleEndian.Uint64(b[64:])
+	f.FreeSum = binary.LittleEndian.Uint32(b[72:])
 	return f, nil
 }
 
@@ -164,7 +166,7 @@ func (s *Store) writeFloor() error {
 			return err
 		}
 		f.Applied, f.First, f.Last = lsn, st.First, st.Last
-		f.Txid = uint64(tx.ID())
+		f.Txid, f.File = uint64(tx.ID()), im.fileID(tx)
 		f.FreeSum, err = im.freeSum(f.Txid)
 		return err
 	})
@@ -194,6 +196,15 @@ func putFloor(dir string, f Floor) error {
 		err = boltfile.Sync(w)
 	}
 	return errors.Join(err, w.Close())
+}
+
+// fileID returns what tells the file from others of the same store, earlier and
+// later ones; 0 if that is not known.
+func (im *image) fileID(tx *bbolt.Tx) uint64 {
+	if c, err := im.store.open(keyFile, tx.Bucket(bucketStore).Get(keyFile)); err == nil && len(c) == 8 {
+		return binary.LittleEndian.Uint64(c)
+	}
+	return 0
 }
 
 // freeSum returns the checksum of the pages that the list of free pages is in,
@@ -272,9 +283,9 @@ func (s *Store) checkFloor(o Options, missing bool) error {
 	im := s.image
 	var lsn storage.LSN
 	var st storage.State
-	var txid uint64
+	var txid, file uint64
 	if err := im.view(func(tx *bbolt.Tx) (err error) {
-		txid = uint64(tx.ID())
+		txid, file = uint64(tx.ID()), im.fileID(tx)
 		lsn, st, _, _, err = im.readState(tx)
 		return err
 	}); err != nil {
@@ -282,7 +293,7 @@ func (s *Store) checkFloor(o Options, missing bool) error {
 	}
 	foreign := im.uid != s.floor.Store
 	if !missing && !foreign && lsn >= s.floor.Applied {
-		if txid != s.floor.Txid {
+		if txid != s.floor.Txid || file != s.floor.File || file == 0 {
 			return nil
 		}
 		if sum, err := im.freeSum(txid); err != nil {

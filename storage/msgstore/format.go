@@ -19,6 +19,7 @@ import (
 //
 //	bucket  key                    content
 //	store   "identity"             uid [16], cipher u8, key id u32 LE   (once)
+//	        "file"                 random u64, made with the file, not with the store
 //	        "state"                numbers, see encodeState
 //	        "sparse"               uvarint distances of the bases of chunks of
 //	                               which little lives, if there are any
@@ -62,6 +63,7 @@ var (
 	bucketGone  = []byte("gone")
 	bucketKV    = []byte("kv")
 	keyIdentity = []byte("identity")
+	keyFile     = []byte("file")
 	keyState    = []byte("state")
 	keySparse   = []byte("sparse")
 )

@@ -24,7 +24,7 @@ func (im *image) freshPath() string { return im.path + ".fresh" }
 func (s *Store) worthFresh(f table.Frozen) (ok bool, err error) {
 	im := s.image
 	err = im.view(func(tx *bbolt.Tx) error {
-		if tx.Size() < freshBytes {
+		if tx.Size() < im.fresh {
 			return nil
 		}
 		if ok = f.Purged(); ok {
@@ -73,7 +73,8 @@ func (s *Store) makeFresh(path string, f table.Frozen) (err error) {
 	if err != nil {
 		return err
 	}
-	im := &image{path: path, open: &open{db: db}}
+	im := newImage(path, db)
+	im.slice = s.image.slice
 	im.seals(s.image.uid)
 	defer func() { err = errors.Join(err, im.close()) }()
 	if err := s.image.copyKVs(im); err != nil {
@@ -102,7 +103,7 @@ func (im *image) copyKVs(to *image) error {
 			n := 0
 			c := tx.Bucket(bucketKV).Cursor()
 			for k, v := c.Seek(from); k != nil; k, v = c.Next() {
-				if n += len(k) + len(v); n > sliceBytes && len(kvs) > 0 {
+				if n += len(k) + len(v); n > im.slice && len(kvs) > 0 {
 					from, more = bytes.Clone(k), true
 					return nil
 				}

@@ -34,6 +34,8 @@ type image struct {
 	gone   sealer
 	kv     sealer
 	failed atomic.Bool
+	slice  int   // sliceBytes, but in tests
+	fresh  int64 // freshBytes, but in tests
 	// badPosts says that postings are damaged; the next checkpoint makes them
 	// anew.
 	badPosts atomic.Bool
@@ -53,6 +55,10 @@ type open struct {
 }
 
 var _ table.Image = (*image)(nil)
+
+func newImage(path string, db *bbolt.DB) *image {
+	return &image{path: path, open: &open{db: db}, slice: sliceBytes, fresh: freshBytes}
+}
 
 func (im *image) seals(uid [16]byte) {
 	if im.uid == uid && im.store != 0 {

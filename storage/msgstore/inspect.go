@@ -46,7 +46,10 @@ func openReadOnly(dir string, free bool) (*image, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &image{path: path, open: &open{db: db}}, nil
+	if err := boltfile.CheckBranches(db); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return newImage(path, db), nil
 }
 
 func (im *image) inspect() (Info, error) {
@@ -119,7 +122,7 @@ func (im *image) verifyFloor(info Info, found func(error)) {
 		})
 	}
 	if err := im.view(func(tx *bbolt.Tx) error {
-		if uint64(tx.ID()) != f.Txid {
+		if uint64(tx.ID()) != f.Txid || f.File == 0 || im.fileID(tx) != f.File {
 			return nil
 		}
 		if sum, err := im.freeSum(f.Txid); err != nil || sum != f.FreeSum {

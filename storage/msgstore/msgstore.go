@@ -142,7 +142,7 @@ func Open(dir string, o Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{image: &image{path: path, open: &open{db: db}}, log: o.Log, noSync: o.noSync, floor: floor}
+	s := &Store{image: newImage(path, db), log: o.Log, noSync: o.noSync, floor: floor}
 	s.Table = table.New(s.image, path)
 	if err = boltfile.CheckBranches(db); err == nil {
 		err = s.load()
@@ -207,6 +207,11 @@ func layout(uid [16]byte) func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketStore)
 		// The identity is sealed with no identity: it is what says which.
 		if err := b.Put(keyIdentity, newSealer([16]byte{}, bucketStore).finish(keyIdentity, v)); err != nil {
+			return err
+		}
+		v = make([]byte, overhead+8)
+		_, _ = rand.Read(v[overhead:]) // never fails
+		if err := b.Put(keyFile, newSealer(uid, bucketStore).finish(keyFile, v)); err != nil {
 			return err
 		}
 		state := encodeState(0, storage.State{First: 1}, 1, nil)

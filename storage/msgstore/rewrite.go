@@ -62,7 +62,7 @@ func newRewriter(path string, uid [16]byte) (*rewriter, error) {
 		return nil, err
 	}
 	db.NoGrowSync = true // nor does its length
-	w := &rewriter{im: &image{path: path, open: &open{db: db}}}
+	w := &rewriter{im: newImage(path, db)}
 	w.im.seals(uid)
 	w.cb = chunkBuilder{seal: w.im.msgs, max: w.im.chunkBytes()}
 	return w, nil
