@@ -11,6 +11,9 @@ type Proposer interface {
 	// node (and only there: a replayed record has no tag). It does not by
 	// itself start a commit; see Kick.
 	Propose(g GroupID, tag any, parts ...[]byte) error
+	// ProposeUrgent is Propose for records that must get through when the log
+	// has no room for others, such as those that make room.
+	ProposeUrgent(g GroupID, tag any, parts ...[]byte) error
 	// ProposeLazy hands in a record that is in no hurry: it travels with the
 	// next commit, or within a bounded time. It never blocks, so that it may
 	// be called under locks that Apply takes. The tag may be nil.

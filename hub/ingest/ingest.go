@@ -127,6 +127,10 @@ func (s *Sink) create(name string) (*jetstream.Stream, error) {
 	return s.o.Engine.EnsureStream(cfg)
 }
 
+// fullRetry is after how many seconds an edge tries again whose messages the hub
+// cannot store now.
+const fullRetry = 2
+
 // failure is what an edge is told of an error of the engine.
 func failure(name string, err error) *frame.Error {
 	fe := &frame.Error{Code: frame.CodeInternal, Text: fmt.Sprintf("stream %q of the hub: %v", name, err)}
@@ -145,7 +149,11 @@ func failure(name string, err error) *frame.Error {
 		fe.Text = fmt.Sprintf("stream %q of the hub is full: raise its limits, or remove messages from it", name)
 	case errors.Is(err, api.ErrInsufficientResources):
 		fe.Code = frame.CodeStorage
-		fe.Text = fmt.Sprintf("the hub's store is full, stream %q takes no more: raise max_file_store, or remove messages", name)
+		fe.RetryAfter = fullRetry
+		fe.Text = fmt.Sprintf("the hub's store or its disk is full, stream %q takes no more: make room on the disk, raise max_file_store, or remove messages", name)
+	case errors.Is(err, api.ErrStreamOfflineReason):
+		fe.Code = frame.CodeStorage
+		fe.RetryAfter = fullRetry
 	case errors.Is(err, storage.ErrFailed):
 		fe.Code = frame.CodeStorage
 	case errors.Is(err, jetstream.ErrClosed):

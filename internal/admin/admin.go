@@ -80,6 +80,16 @@ type JetStream struct {
 	OpenStores   int           `json:"open_stores"` // streams whose files are open
 	Log          WAL           `json:"log"`
 	Damage       Damage        `json:"damage"`
+	Space        Space         `json:"space"`
+}
+
+// Space is the room on the store's file system. Sizes are in octets.
+type Space struct {
+	Full    bool      `json:"full"` // messages are refused until there is room
+	Since   time.Time `json:"since,omitzero"`
+	Reason  string    `json:"reason,omitempty"`
+	Free    int64     `json:"free"`    // -1: the system does not tell
+	Ballast int64     `json:"ballast"` // a file that is given up when there is no room, apart from free
 }
 
 // WAL summarises the write-ahead log. Sizes are in octets.

@@ -181,6 +181,7 @@ func (n *Node) Status() admin.Status {
 		es := n.Engine.Stats()
 		js.OpenStores = es.OpenStores
 		js.Log = admin.WAL{Bytes: es.WALBytes, Budget: es.WALBudget}
+		js.Space = admin.Space(n.Engine.Space())
 		js.Damage = admin.Damage(n.Engine.Damage())
 		st.JetStream = js
 	}

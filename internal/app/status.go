@@ -86,6 +86,9 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 			sync = js.SyncInterval.String()
 		}
 		row("store", "%s, sync %s", js.StoreDir, sync)
+		if sp := js.Space; sp.Full {
+			row("disk", "full for %s, messages are refused until there is room: %s", time.Since(sp.Since).Round(time.Second), sp.Reason)
+		}
 		if d := js.Damage; d != (admin.Damage{}) {
 			row("damage", "%s repaired with %s lost, %s quarantined, %s of the log lost, %s put aside", count(d.Repairs, "stream"),
 				count(d.LostMsgs, "message"), count(d.Quarantines, "stream"), count(d.LostRecords, "record"), count(d.Parked, "file"))

@@ -369,7 +369,9 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 	e.mu.Unlock()
 	store := e.newStore(group, cfg.Storage, true)
 	if f, ok := store.(*fileStore); ok { // creates the file: not where records of all streams are applied
-		if _, err := f.acquire(); err != nil {
+		if _, err := f.acquire(); noSpace(err) {
+			return nil, false, api.ErrInsufficientResources
+		} else if err != nil {
 			return nil, false, api.ErrStreamCreate.With("err", err)
 		}
 		f.release()

@@ -200,6 +200,6 @@ func (s *Stream) commitBatch(req *batchReq, rec []byte) {
 		return
 	}
 	if err := s.e.prop.Propose(s.group, req, rec); err != nil {
-		s.answer(req.reply, api.ErrStreamStoreFailed.With("err", err))
+		s.answer(req.reply, refused(err))
 	}
 }

@@ -143,6 +143,10 @@ type Engine struct {
 	scratch []byte
 
 	downs map[storage.GroupID]*downStream
+	// Of recovery: records of the meta group may be lost, and those of the log
+	// that belong to no stream are kept here.
+	metaLost bool
+	orphans  map[storage.GroupID][]wal.Record
 
 	book      *metaBook
 	nextGroup uint64 // under mu; ahead of book.next by a creation on its way through the log
@@ -174,6 +178,7 @@ type Engine struct {
 	keepNow             chan struct{} // wakes the keeper
 	ticks               atomic.Int64  // the keeper's, of which 6 make IdleClose
 	openStores          atomic.Int64
+	space               space
 	trimMu              sync.Mutex // one trim at a time
 	gate                gate       // where publishers wait while the log exceeds its budget
 	durMu               sync.Mutex
@@ -220,6 +225,7 @@ func Open(o Options) (_ *Engine, err error) {
 	e := &Engine{
 		o: o, log: o.Log, account: o.Account,
 		groups:        map[storage.GroupID]*Stream{},
+		orphans:       map[storage.GroupID][]wal.Record{},
 		downs:         map[storage.GroupID]*downStream{},
 		prepared:      map[storage.GroupID]storage.Store{},
 		watchers:      map[int]func(){},
@@ -312,10 +318,13 @@ func (e *Engine) close(checkpoint bool) error {
 	e.wg.Wait()
 	if checkpoint && !e.failed.Load() {
 		for _, s := range *e.streams.Load() {
-			errs = append(errs, e.settle(s, s.checkpoint()))
+			errs = append(errs, e.kept(s))
 			s.remember()
 		}
-		errs = append(errs, e.parkLogs(), e.saveAndDestroy())
+		if err := e.saveAndDestroy(); !noSpace(err) { // the log has it
+			errs = append(errs, err)
+		}
+		errs = append(errs, e.parkLogs())
 		if len(slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })) == 0 {
 			errs = append(errs, e.trim())
 		}

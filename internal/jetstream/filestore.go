@@ -32,7 +32,9 @@ type fileStore struct {
 	create bool // there may be no file yet; until the first opening
 	accept bool // a file older than it has been is opened as it is; until the first opening
 	open   func(dir string, o msgstore.Options) (backing, error)
-	now    func() int64 // a coarse clock, for used
+	// withRoom runs fn, again with more room on the file system if it found none.
+	withRoom func(fn func() error) error
+	now      func() int64 // a coarse clock, for used
 	// opened is told how many files more are open, damaged of what cannot be one
 	// message's damage. Neither may block or call the store.
 	opened  func(n int64)
@@ -63,7 +65,8 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 			}
 			return msgstore.Open(dir, o)
 		},
-		now: e.ticks.Load,
+		now:      e.ticks.Load,
+		withRoom: e.withRoom,
 		opened: func(n int64) {
 			if open := e.openStores.Add(n); n > 0 && (open == 1 || open > int64(e.o.MaxOpenStores)) {
 				e.wakeKeeper()
@@ -110,7 +113,8 @@ func (f *fileStore) wake() error {
 			return f.note(&storage.CorruptError{File: filepath.Join(f.dir, msgstore.FileName), Reason: "the file is gone"})
 		}
 	}
-	st, err := f.open(f.dir, o)
+	var st backing
+	err := f.withRoom(func() (err error) { st, err = f.open(f.dir, o); return err })
 	if err != nil {
 		return f.note(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -90,6 +91,11 @@ const atOnce = 2
 // busy or idle.
 func (e *Engine) keepBudgets() error {
 	defer e.gate.set(false) // all that can be done has been, or the next commit sees to it
+	if e.space.full.Load() || e.space.logFull.Load() {
+		if err := e.whileFull(); err != nil || e.space.full.Load() {
+			return err
+		}
+	}
 	var large []*Stream
 	for _, s := range *e.streams.Load() {
 		if !s.memory && s.store.TableBytes() > e.o.TableBudget {
@@ -117,6 +123,9 @@ func (e *Engine) keepBudgets() error {
 		if err := e.trim(); err != nil {
 			return err
 		}
+		if e.space.full.Load() {
+			return nil // tried again soon
+		}
 		stuck := true
 		for _, s := range list {
 			if h := s.holds(); h == 0 || h > s.held {
@@ -130,6 +139,40 @@ func (e *Engine) keepBudgets() error {
 			return nil
 		}
 	}
+	return nil
+}
+
+// whileFull tries to checkpoint every stream while the file system is full: what
+// one cannot write another may make room for, as its messages have been purged.
+func (e *Engine) whileFull() error {
+	list := e.holders(math.MaxInt)
+	slices.SortStableFunc(list, func(a, b *Stream) int { return cmp.Compare(a.store.TableBytes(), b.store.TableBytes()) })
+	var failed error
+	for _, s := range list {
+		err := e.fits(s)
+		if err == nil {
+			err = s.checkpoint()
+		}
+		if noSpace(err) {
+			failed = err
+			continue
+		}
+		if err := e.settle(s, err); err != nil {
+			return err
+		}
+	}
+	if err := e.trim(); err != nil && !noSpace(err) {
+		return err
+	}
+	if failed != nil {
+		e.noRoom(failed)
+		return nil
+	}
+	if e.space.logFull.Load() { // goes on when what is purged or deleted has made room
+		e.trySpace()
+	}
+	e.hasRoom()
+	e.wakeKeeper() // the list of streams
 	return nil
 }
 
@@ -165,26 +208,12 @@ func (e *Engine) checkpoints(list []*Stream) error {
 	for range min(atOnce, len(list)) {
 		wg.Go(func() {
 			for i := range next {
-				errs[i] = e.settle(list[i], list[i].checkpoint())
+				errs[i] = e.kept(list[i])
 			}
 		})
 	}
 	wg.Wait()
 	return errors.Join(errs...)
-}
-
-// settle deals with the error of a checkpoint, as far as it concerns that
-// stream alone.
-func (e *Engine) settle(s *Stream, err error) error {
-	if err == nil || !errors.Is(err, storage.ErrCorrupt) {
-		return err
-	}
-	e.applyMu.Lock()
-	defer e.applyMu.Unlock()
-	if e.groups[s.group] == s {
-		e.takeDown(s, err, nil)
-	}
-	return nil
 }
 
 // trim recycles what neither a stream nor the meta machine needs of the log.
@@ -210,7 +239,7 @@ func (e *Engine) Checkpoint() error {
 		return err
 	}
 	for _, s := range *e.streams.Load() {
-		if err := e.settle(s, s.checkpoint()); err != nil {
+		if err := e.kept(s); err != nil {
 			return err
 		}
 	}
@@ -248,11 +277,14 @@ func (e *Engine) keeper() {
 const idleTicks = 6
 
 func (e *Engine) keep() error {
+	e.makeBallast()
 	e.takeDownSuspects()
 	if err := e.parkLogs(); err != nil {
 		return err
 	}
-	if err := e.saveAndDestroy(); err != nil {
+	if err := e.saveAndDestroy(); noSpace(err) {
+		e.noRoom(err)
+	} else if err != nil {
 		return err
 	}
 	return e.closeIdle()
@@ -321,7 +353,7 @@ func (e *Engine) closeIdle() error {
 		if now == s.usedAt && over < e.o.MaxOpenStores {
 			break
 		}
-		if err := e.settle(s, s.checkpoint()); err != nil {
+		if err := e.kept(s); err != nil {
 			return err
 		}
 		closed, err := s.rest()

@@ -34,6 +34,13 @@ func (p *localProposer) Propose(g storage.GroupID, tag any, parts ...[]byte) err
 	return err
 }
 
+// ProposeUrgent is Propose for a record that gets through when there is no room
+// for others.
+func (p *localProposer) ProposeUrgent(g storage.GroupID, tag any, parts ...[]byte) error {
+	_, err := p.log.AppendUrgent(g, tag, parts...)
+	return err
+}
+
 // ProposeLazy hands in a record for the next commit.
 func (p *localProposer) ProposeLazy(g storage.GroupID, tag any, parts ...[]byte) error {
 	if tag == nil {

@@ -32,14 +32,14 @@ func (e *Engine) recover() error {
 	if err := e.adoptStreams(known); err != nil {
 		return err
 	}
-	e.wal, err = wal.Open(wal.Options{
+	o := wal.Options{
 		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
 		// What is under way may come on top of the budget.
 		MaxPending:   min(64<<20, e.o.WALBudget/8),
 		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
-		OnFail: e.fail, Log: e.log,
-	})
-	if err != nil {
+		OnSpace: e.onSpace, OnFail: e.fail, Log: e.log,
+	}
+	if err := e.withRoom(func() (err error) { e.wal, err = wal.Open(o); return err }); err != nil {
 		return err
 	}
 	e.prop = newLocalProposer(e.wal)
@@ -69,17 +69,32 @@ func (e *Engine) recover() error {
 	}
 	replayed := 0
 	last := storage.LSN(0)
-	err = e.wal.Replay(func(r wal.Record) error {
+	err = e.wal.ReplayLossy(func(r wal.Record) error {
 		replayed++
 		last = r.LSN
 		return e.replay(&r, known.applied)
-	})
+	}, e.lostRecords)
 	if err != nil {
 		return fmt.Errorf("replaying the log: %w", err)
 	}
+	for _, s := range e.groups {
+		if s.dirtyFrom != 0 { // had its part in the log that is damaged
+			if err := s.skipLost(); err != nil {
+				return err
+			}
+		}
+	}
+	if err := e.parkOrphans(); err != nil {
+		return err
+	}
+	newest = max(newest, known.applied)
 	if w := e.wal.Written(); w < newest {
-		return fmt.Errorf("%w: the log ends at record %d, but a stream has been checkpointed at %d; "+
-			"the directory wal does not belong to this store, restore the one that does", storage.ErrCorrupt, w, newest)
+		e.damage.LostRecords.Add(uint64(newest - w))
+		e.log.Error("the log ends before what has been checkpointed: it was lost, or is an older copy, and what it alone had is gone",
+			"directory", o.Dir, "last_record", w, "checkpointed", newest)
+		if err := e.wal.SkipTo(newest + 1); err != nil {
+			return err
+		}
 	}
 	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
 	e.nextGroup = b.next
@@ -117,8 +132,14 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 		d.late(r)
 		return nil
 	}
+	if s == nil && e.metaLost {
+		e.orphans[r.Group] = append(e.orphans[r.Group], *r)
+	}
 	if s == nil || s.memory || r.LSN <= s.applied {
 		return nil // gone, empty after every start, or checkpointed
+	}
+	if err := s.skipLost(); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	err := s.apply(r)
@@ -128,6 +149,75 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 		return nil
 	}
 	return err
+}
+
+// lostRecords takes note of records that the log cannot give back.
+func (e *Engine) lostRecords(l wal.Lost) error {
+	n := uint64(l.Last - l.First + 1)
+	e.damage.LostRecords.Add(n) // the log has told of it
+	switch {
+	case l.Group == storage.MetaGroup:
+		e.metaLost = true
+	case l.Group != 0:
+		s := e.groups[l.Group]
+		if s == nil || s.memory || l.Last <= s.applied {
+			break
+		}
+		if kind := command.Kind(l.Kind); kind == command.KindPublish || kind == command.KindBatch || l.Kind == 0 {
+			s.skip += n
+		}
+		if s.dirtyFrom == 0 {
+			s.dirtyFrom = l.First
+		}
+	default:
+		// Whose they were is not known: no stream that the log has more of
+		// gives one of its sequences away a second time.
+		e.metaLost = true
+		for _, s := range e.groups {
+			if !s.memory && l.Last > s.applied {
+				s.skip += n
+			}
+		}
+	}
+	return nil
+}
+
+// skipLost leaves out as many sequences as records may have been lost that had
+// them: each is a message that was acknowledged with its sequence.
+func (s *Stream) skipLost() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.skip == 0 {
+		return nil
+	}
+	last := s.store.State().Last
+	span := storage.Span{First: last + 1, Last: last + s.skip}
+	s.skip = 0
+	if err := s.store.Skip(span.Last); err != nil {
+		return fmt.Errorf("stream %q: %w", s.name, err)
+	}
+	s.addLost(span, time.Now())
+	s.e.damage.LostMsgs.Add(span.Len())
+	s.e.log.Error("messages of a stream may have been in the lost records of the log; their sequences are left out", "stream", s.name, "first", span.First, "last", span.Last)
+	return nil
+}
+
+// parkOrphans puts records aside that belong to no stream known, where the
+// record that created the stream may be among those lost.
+func (e *Engine) parkOrphans() error {
+	for g, recs := range e.orphans {
+		if e.groups[g] != nil || e.downs[g] != nil {
+			continue
+		}
+		dir := filepath.Join(e.o.Dir, "parked", groupDir(g))
+		if err := e.writeParked(dir, recs); err != nil {
+			return err
+		}
+		e.damage.Parked.Add(1)
+		e.log.Error("records of the log belong to a stream that nothing tells of; they have been put aside", "directory", dir, "records", len(recs))
+	}
+	e.orphans = nil
+	return nil
 }
 
 // recreate has a stream that was never checkpointed begin with what it was
@@ -175,13 +265,13 @@ func (e *Engine) creations(records []streamRecord) (map[uint64]bool, error) {
 	if !missing {
 		return created, nil
 	}
-	err := e.wal.Replay(func(r wal.Record) error {
+	err := e.wal.ReplayLossy(func(r wal.Record) error {
 		var c command.StreamCreate
 		if r.Group == storage.MetaGroup && command.KindOf(r.Data) == command.KindStreamCreate && c.Decode(r.Data) == nil {
 			created[c.Group] = true
 		}
 		return nil
-	})
+	}, func(wal.Lost) error { return nil })
 	if err != nil {
 		return nil, fmt.Errorf("reading the log: %w", err)
 	}
@@ -242,6 +332,8 @@ func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
 	if err == nil && s.holds() != 0 {
 		if err = s.checkpoint(); err == nil {
 			err = e.loseParked(s)
+		} else if noSpace(err) {
+			err = nil // they are read again next time
 		}
 	}
 	if err != nil {

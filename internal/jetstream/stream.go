@@ -58,6 +58,7 @@ type Stream struct {
 	unreadable []storage.KV
 	lostSpans  []lostSpan          // sequences whose messages damage has taken, ascending
 	lostFresh  bool                // some of them are in no checkpoint
+	skip       uint64              // sequences that lost records of the log may have had; of recovery
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
 	acked      []uint64            // messages acknowledged by the command being applied
 	unlogged   []uint64            // messages that consumers without durable state are done with
@@ -470,7 +471,7 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 	p.parts = [3][]byte{p.head, header, data}
 	if err := e.prop.Propose(s.group, p, p.parts[:]...); err != nil {
 		p.release()
-		s.answer(reply, api.ErrStreamStoreFailed.With("err", err))
+		s.answer(reply, refused(err))
 	}
 }
 
@@ -491,6 +492,9 @@ func (e *Engine) room(s *Stream, n int) *api.Error {
 		limit, used = e.o.MaxMemory, &e.memUsed
 	}
 	if limit > 0 && used.Load()+int64(n) > limit {
+		return api.ErrInsufficientResources
+	}
+	if !s.memory && e.space.full.Load() { // what the log would take could not leave it again
 		return api.ErrInsufficientResources
 	}
 	return nil
@@ -853,7 +857,14 @@ func (s *Stream) propose(rec []byte) (callResult, error) {
 // propose hands in a command and waits until it was applied.
 func (e *Engine) propose(g storage.GroupID, rec []byte) (callResult, error) {
 	ch := make(chan callResult, 1)
-	if err := e.prop.Propose(g, &call{fn: func(r callResult) { ch <- r }}, rec); err != nil {
+	propose := e.prop.ProposeUrgent // of all requests, creating a stream alone does not help one whose disk is full
+	if command.KindOf(rec) == command.KindStreamCreate {
+		propose = e.prop.Propose
+	}
+	if err := propose(g, &call{fn: func(r callResult) { ch <- r }}, rec); err != nil {
+		if noSpace(err) {
+			return callResult{}, api.ErrInsufficientResources
+		}
 		return callResult{}, err
 	}
 	e.prop.Kick()
@@ -966,7 +977,9 @@ func (s *Stream) Ingest(in *command.Ingest, done func(command.Position, error)) 
 		finish(r)
 		return
 	}
-	if err := s.e.prop.Propose(s.group, &call{fn: finish}, *buf); err != nil {
+	if err := s.e.prop.Propose(s.group, &call{fn: finish}, *buf); noSpace(err) {
+		done(command.Position{}, fmt.Errorf("%w: %w", api.ErrInsufficientResources, err))
+	} else if err != nil {
 		done(command.Position{}, fmt.Errorf("stream %q: %w", s.name, err))
 	}
 }

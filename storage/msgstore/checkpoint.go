@@ -223,10 +223,16 @@ func (im *image) cutMessages(tx *bbolt.Tx, last uint64) error {
 			}
 			if w.n == 0 {
 				drop = append(drop, bytes.Clone(k))
+				k, _ = c.Prev()
 			} else if err := b.Put(bytes.Clone(k), w.appendTo(nil)); err != nil {
 				return err
 			}
 		}
+	}
+	if k == nil && len(drop) > 0 {
+		// Nothing remains. With all of its pages emptied one by one, bbolt's
+		// cursor would look for the last entry without end.
+		return empty(tx, bucketMsgs)
 	}
 	for _, k := range drop {
 		if err := b.Delete(k); err != nil {

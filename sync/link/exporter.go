@@ -258,6 +258,10 @@ func (x *exporter) wait(err error, last time.Duration) time.Duration {
 			least = t.RetryMin / 100
 		}
 		least = max(least, time.Duration(fe.RetryAfter)*time.Second)
+		if fe.Code == frame.CodeStorage && fe.RetryAfter > 0 {
+			// The hub is as it should be but for room, and says when to look again.
+			return time.Duration(fe.RetryAfter) * time.Second
+		}
 	}
 	return max(least, min(2*last, t.RetryMax))
 }
