@@ -125,7 +125,7 @@ func writeStat(out io.Writer, st *storagetool.Stat) error {
 		}
 		text := fmt.Sprintf("file %s: %s used, %s free pages, %s ahead", size(s.File), size(s.File-s.Free-s.Reserved), size(s.Free), size(s.Reserved))
 		if s.Messages > 0 {
-			text += fmt.Sprintf("; %.0f bytes per message", s.PerMsg)
+			text += fmt.Sprintf("; %.0f bytes per message, %.2f of file for one of messages", s.PerMsg, s.Space)
 		}
 		row("", "%s", text)
 		if s.LogRecords > 0 {
@@ -140,8 +140,17 @@ func writeStat(out io.Writer, st *storagetool.Stat) error {
 	}
 	row("", "%s preallocated, %s (%s)", size(l.Preallocated), count(uint64(l.Spares), "spare segment"), size(l.SpareBytes))
 	row("meta.db", "%s", size(st.MetaBytes))
+	if st.BallastBytes > 0 {
+		row("ballast", "%s, given up when the disk is full", size(st.BallastBytes))
+	}
+	if st.ParkedBytes > 0 {
+		row("parked", "%s of damaged files that repairs have put aside; remove them when you do not need them", size(st.ParkedBytes))
+	}
 	t := &st.Total
 	row("total", "%s (%s) in files of %s: %s used, %s reserved", count(t.Messages, "message"), Bytes(t.Content), size(t.Disk), size(t.Used), size(t.Reserved))
+	if t.Write > 0 {
+		row("", "%.2f bytes of files in use for one of messages", t.Write)
+	}
 	for _, d := range st.Damage {
 		row("damage", "%s", d)
 	}

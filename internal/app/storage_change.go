@@ -215,7 +215,7 @@ into a new directory. The store is verified first, and the copy has a manifest
 with the SHA-256 of every file. TO appears only when it is complete and on disk.
 
 A backup holds the device key: keep it as you keep the store.`,
-		Args: exactArgs(1, "where to: the name of a file that does not exist yet"),
+		Args: exactArgs(1, "the name of a file that does not exist yet"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, stop := untilInterrupted(cmd)
 			defer stop()
@@ -248,7 +248,7 @@ in place. Never start the original and the restored store both.
 
 An edge with a restored store finds by itself what its hub has got since the
 backup was made, and goes on from the last point that both agree on.`,
-		Args: exactArgs(1, "what: a backup"),
+		Args: exactArgs(1, "the name of a backup"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := f.storeDir(cmd)
 			if err != nil {

@@ -231,7 +231,7 @@ func leftOut(name string) bool {
 	case ".spare", ".new":
 		return true
 	}
-	return base == "LOCK" || base == "ballast" || strings.Contains(base, ".damaged-") || strings.HasSuffix(base, ".compact") || strings.HasSuffix(base, ".repair")
+	return base == "LOCK" || base == "ballast" || strings.Contains(base, ".damaged-") || slices.Contains([]string{".compact", ".repair", ".fresh"}, path.Ext(base))
 }
 
 func random() string {
@@ -425,6 +425,9 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 		}
 		name, size, mode, data, err := r.next()
 		if first {
+			if errors.Is(err, io.ErrUnexpectedEOF) {
+				return nil, fmt.Errorf("%w: it is cut short", ErrBadBackup)
+			}
 			if err != nil || name != headName || size > maxDocument {
 				return nil, fmt.Errorf("%w: it does not begin with %s: %w", ErrNotBackup, headName, errOr(err))
 			}

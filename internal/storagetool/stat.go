@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"petiole/storage"
 	"petiole/storage/msgstore"
@@ -17,8 +19,12 @@ type Stat struct {
 	Streams   []StreamStat `json:"streams"`
 	Log       LogStat      `json:"log"`
 	MetaBytes int64        `json:"meta_bytes"` // of meta.db
-	Total     Total        `json:"total"`
-	Damage    []string     `json:"damage,omitempty"` // met on the way; Verify looks for it
+	// BallastBytes are set aside to be given up when the disk is full,
+	// ParkedBytes those of damaged files that repairs have put aside.
+	BallastBytes int64    `json:"ballast_bytes"`
+	ParkedBytes  int64    `json:"parked_bytes"`
+	Total        Total    `json:"total"`
+	Damage       []string `json:"damage,omitempty"` // met on the way; Verify looks for it
 }
 
 // StreamStat is what the file of a stream holds. Messages that are in the log
@@ -35,7 +41,11 @@ type StreamStat struct {
 	Free     int64   `json:"free_bytes"`    // pages inside it that are free for reuse
 	Reserved int64   `json:"ahead_bytes"`   // at its end, not used yet
 	PerMsg   float64 `json:"bytes_per_msg"` // used pages, divided by messages; 0 without messages
-	Applied  uint64  `json:"applied_lsn"`
+	// Space is the length of the file divided by Bytes, and Wasted what is in it
+	// beyond them; 0 without messages.
+	Space   float64 `json:"space_amplification"`
+	Wasted  int64   `json:"wasted_bytes"`
+	Applied uint64  `json:"applied_lsn"`
 	// LogRecords counts the stream's records that are in the log only.
 	LogRecords uint64 `json:"log_records"`
 }
@@ -60,6 +70,11 @@ type Total struct {
 	Used     int64  `json:"used_bytes"`    // by data, in all files
 	Reserved int64  `json:"reserved_bytes"`
 	Disk     int64  `json:"file_bytes"` // length of all files: used and reserved
+	// Write is how many octets of files there are for one of messages, at least
+	// once written: the used ones of log and streams, divided by Content; 0
+	// without messages. What has been written and overwritten since, no one has
+	// counted.
+	Write float64 `json:"write_amplification"`
 }
 
 // Stat reads the summaries of all files, and the log.
@@ -74,6 +89,12 @@ func (s *Store) Stat() (*Stat, error) {
 	}
 	if fi, err := os.Stat(s.path("meta.db")); err == nil {
 		st.MetaBytes = fi.Size()
+	}
+	if fi, err := os.Stat(s.path("ballast")); err == nil {
+		st.BallastBytes = fi.Size()
+	}
+	if st.ParkedBytes, err = s.parked(); err != nil {
+		return nil, err
 	}
 	at := map[storage.GroupID]int{}
 	for _, r := range records {
@@ -91,6 +112,8 @@ func (s *Store) Stat() (*Stat, error) {
 			ss.File, ss.Free, ss.Reserved, ss.Applied = info.Size, info.Free, info.Ahead, uint64(info.Applied)
 			if ss.Messages > 0 {
 				ss.PerMsg = float64(ss.File-ss.Free-ss.Reserved) / float64(ss.Messages)
+				ss.Space = float64(ss.File) / float64(ss.Bytes)
+				ss.Wasted = max(ss.File-int64(ss.Bytes), 0)
 			}
 		}
 		at[r.Group] = len(st.Streams)
@@ -107,10 +130,35 @@ func (s *Store) Stat() (*Stat, error) {
 		t.Reserved += ss.Free + ss.Reserved
 		t.Disk += ss.File
 	}
-	t.Reserved += st.Log.Preallocated + st.Log.SpareBytes
-	t.Disk += st.Log.Bytes + st.Log.Preallocated + st.Log.SpareBytes + st.MetaBytes
-	t.Used = t.Disk - t.Reserved
+	t.Reserved += st.Log.Preallocated + st.Log.SpareBytes + st.BallastBytes
+	t.Disk += st.Log.Bytes + st.Log.Preallocated + st.Log.SpareBytes + st.MetaBytes + st.BallastBytes + st.ParkedBytes
+	t.Used = t.Disk - t.Reserved - st.ParkedBytes
+	if t.Content > 0 {
+		t.Write = float64(t.Used) / float64(t.Content)
+	}
 	return st, nil
+}
+
+// parked sums up the files that repairs have put aside.
+func (s *Store) parked() (n int64, err error) {
+	err = filepath.WalkDir(s.dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		rel, err := filepath.Rel(s.dir, p)
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(filepath.ToSlash(rel), "parked/") || strings.Contains(d.Name(), ".damaged-") {
+			fi, err := d.Info()
+			if err != nil {
+				return err
+			}
+			n += fi.Size()
+		}
+		return nil
+	})
+	return n, err
 }
 
 func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {

@@ -140,7 +140,7 @@ func TestIntact(t *testing.T) {
 	}
 	disk := int64(0)
 	for name, b := range before {
-		if base := filepath.Base(name); strings.HasSuffix(base, ".db") || filepath.Base(filepath.Dir(name)) == "wal" {
+		if base := filepath.Base(name); strings.HasSuffix(base, ".db") || base == "ballast" || filepath.Base(filepath.Dir(name)) == "wal" {
 			disk += int64(len(b))
 		}
 	}
