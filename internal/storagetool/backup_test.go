@@ -120,7 +120,6 @@ func repack(t *testing.T, from string, change func(h *tar.Header, b []byte) []by
 
 var errNotWhole = errors.New("ErrBadBackup or ErrNotBackup")
 
-
 // TestBadBackups puts nothing in place of a backup that is not what was
 // written.
 func TestBadBackups(t *testing.T) {
