@@ -425,3 +425,29 @@ func TestCleanStartReadsLittle(t *testing.T) {
 		t.Fatalf("next LSN %d, %d records", got.next, len(got.recs))
 	}
 }
+
+// TestLargeBatchHeaderDamaged: behind the damaged header of a batch larger than
+// what is searched for the end of a log, its end is still found.
+func TestLargeBatchHeaderDamaged(t *testing.T) {
+	disk := simfs.New(1)
+	size := func(o *wal.Options) { o.SegmentSize, o.Reserve = 24<<20, -1 }
+	l := open(t, disk, size)
+	put(t, l, "before")
+	large, err := l.Append(1, nil, make([]byte, 12<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	put(t, l, "after")
+	put(t, l, "last")
+	disk = disk.Kill()
+	name := disk.Names(".wal")[0]
+	disk.Flip(name, (4096+512+512+20)*8) // "before", the mark, the batch
+	l = open(t, disk, size)
+	got := survey(t, l)
+	if len(got.lost) != 1 || got.lost[0].First != large || got.lost[0].Last != large || got.recs[large+1] != "after" || got.next != large+3 {
+		t.Fatalf("lost %+v, next LSN %d", got.lost, got.next)
+	}
+}

@@ -53,7 +53,7 @@ import (
 //	batch header                     footer, where it differs
 //	 0  4  magic "PWB\x02"
 //	 4  1  kind: 1 (3: mark)         2
-//	 5  1  1: closing mark, else 0
+//	 5  1  flags of a mark: 1 closing, 2 a large batch follows
 //	 6  2  zero
 //	 8  8  epoch of the segment
 //	16  8  LSN of the first record   LSN that follows the segment
@@ -72,7 +72,9 @@ import (
 // tell damage to the last batch from a batch torn by a power cut. A closing mark
 // is synced, and the last thing that a log writes: the next start goes on
 // behind it in the same segment, after a mark that is synced before anything
-// else follows. After any other end it goes on in a new segment.
+// else follows. After any other end it goes on in a new segment. A mark before
+// every batch above 4 MiB says that whoever looks for what follows a damaged
+// header has to look further than 8 MiB.
 //
 //	record, in the payload
 //	 0  4  CRC32C, started from that of the epoch, of bytes 4 and on, data
@@ -100,6 +102,14 @@ const (
 	kindRecords = 1
 	kindFooter  = 2
 	kindMark    = 3
+
+	markClosing = 1 // the log was closed here
+	markLarge   = 2 // a batch above largeBatch follows
+
+	largeBatch = 4 << 20
+	// scanWindow is how far behind the last header the end of a log is looked
+	// for; more than a batch that is not large, and what a cut may leave out.
+	scanWindow = 8 << 20
 
 	segmentHeaderCRC = sectorSize - 4
 	batchHeaderCRC   = 60
@@ -197,7 +207,7 @@ func decodeSegmentHeader(name string, b []byte) (h segmentHeader, err error) {
 // batchHeader is the header of a batch, or a footer.
 type batchHeader struct {
 	kind    uint8
-	closing bool // a mark that Close has written
+	flags   uint8 // of a mark
 	epoch   uint64
 	first   storage.LSN // footer: the LSN that follows
 	durable storage.LSN
@@ -210,6 +220,14 @@ type batchHeader struct {
 
 func (h *batchHeader) last() storage.LSN { return h.first + storage.LSN(h.count) - 1 }
 
+// batchRoom is what a batch of that size takes in a segment, with its mark.
+func batchRoom(size int64) int64 {
+	if size > largeBatch {
+		return size + sectorSize
+	}
+	return size
+}
+
 // size is what a batch takes in the file.
 func (h *batchHeader) size() int64 { return roundUp(batchHeaderSize + h.length) }
 
@@ -220,9 +238,7 @@ func (h *batchHeader) encode(b []byte) {
 	clear(b)
 	copy(b, batchMagic)
 	b[4] = h.kind
-	if h.closing {
-		b[5] = 1
-	}
+	b[5] = h.flags
 	le.PutUint64(b[8:], h.epoch)
 	le.PutUint64(b[16:], uint64(h.first))
 	le.PutUint64(b[24:], uint64(h.durable))
@@ -253,12 +269,12 @@ func decodeAnyBatchHeader(b []byte, num uint64) (h batchHeader, ok bool) {
 		return h, false
 	}
 	h = batchHeader{
-		kind: b[4], closing: b[5] == 1, epoch: le.Uint64(b[8:]), num: num, first: storage.LSN(le.Uint64(b[16:])),
+		kind: b[4], flags: b[5], epoch: le.Uint64(b[8:]), num: num, first: storage.LSN(le.Uint64(b[16:])),
 		durable: storage.LSN(le.Uint64(b[24:])), length: int64(le.Uint64(b[32:])),
 		count: le.Uint32(b[40:]), crc: le.Uint32(b[44:]), log: le.Uint32(b[56:]),
 	}
 	switch {
-	case h.first == 0 || h.durable >= h.first || h.length < 0 || h.length > math.MaxInt64/2 || h.closing && h.kind != kindMark:
+	case h.first == 0 || h.durable >= h.first || h.length < 0 || h.length > math.MaxInt64/2 || h.flags != 0 && h.kind != kindMark:
 		return h, false
 	case h.kind == kindRecords:
 		// Every record has a header, so that the payload bounds the count.

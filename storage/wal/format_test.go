@@ -66,8 +66,8 @@ func TestBatchHeader(t *testing.T) {
 		{"footer within a sector", func(h *batchHeader) { h.kind, h.length = kindFooter, 8191 }, false},
 		{"mark", func(h *batchHeader) { h.kind, h.length, h.count = kindMark, 0, 0 }, true},
 		{"mark with records", func(h *batchHeader) { h.kind = kindMark }, false},
-		{"closing mark", func(h *batchHeader) { h.kind, h.length, h.count, h.closing = kindMark, 0, 0, true }, true},
-		{"closing batch", func(h *batchHeader) { h.closing = true }, false},
+		{"closing mark", func(h *batchHeader) { h.kind, h.length, h.count, h.flags = kindMark, 0, 0, markClosing }, true},
+		{"closing batch", func(h *batchHeader) { h.flags = markClosing }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := good

@@ -224,7 +224,7 @@ func (l *Log) begin(c *chain) error {
 	}
 	l.setRecovered(next)
 	if last != nil && !last.sealed {
-		if c.after == nil && !last.damaged && (t.closed && last.fitsMark(false) || t.empty) {
+		if c.after == nil && !last.damaged && t.closed && last.fitsMark(false) {
 			return l.resume(last, &t)
 		}
 		if err := l.secureTail(last, &t); err != nil {
@@ -264,14 +264,10 @@ func (l *Log) begin(c *chain) error {
 	return last.seal(last.next, !last.damaged)
 }
 
-// resume goes on in a segment that ends in a closing mark, or has no batch yet.
-// Another mark follows the closing mark before anything else does.
+// resume goes on in a segment that ends in a closing mark. Another mark follows the closing mark before anything else does.
 func (l *Log) resume(s *segment, t *tail) error {
 	l.active, l.activeNext = s, t.next
-	if t.empty {
-		return nil
-	}
-	if err := l.writeMark(uint64(t.next-1), false); err != nil {
+	if err := l.writeMark(uint64(t.next-1), 0); err != nil {
 		return err
 	}
 	// The closing mark may be in the page cache only, and the kernel hold it to
@@ -339,7 +335,7 @@ func (l *Log) goOnIn(s *segment, next storage.LSN) error {
 		s.full = true // to be read only
 		return nil
 	}
-	if err := l.writeMark(uint64(next-1), false); err != nil {
+	if err := l.writeMark(uint64(next-1), 0); err != nil {
 		return err
 	}
 	s.end = s.pos

@@ -161,10 +161,10 @@ func (s *scanner) resync(pos int64) (bool, error) {
 	return false, nil
 }
 
-// remains looks at all headers of the segment from pos to end: whether there are
-// any, and the highest durable LSN in them.
-func (s *scanner) remains(pos, end int64) (any bool, durable storage.LSN, err error) {
-	for ; pos+batchHeaderSize <= min(end, s.size); pos += sectorSize {
+// remains looks at all headers of the segment from pos on, until none comes for
+// so many bytes: whether there are any, and the highest durable LSN in them.
+func (s *scanner) remains(pos, window int64) (any bool, durable storage.LSN, err error) {
+	for end := pos + window; pos+batchHeaderSize <= min(end, s.size); pos += sectorSize {
 		b, err := s.window(pos, batchHeaderSize)
 		if err != nil {
 			return any, durable, err
@@ -177,6 +177,10 @@ func (s *scanner) remains(pos, end int64) (any bool, durable storage.LSN, err er
 			continue // another's, or not where footers are
 		}
 		any, durable = true, max(durable, h.durable)
+		end = pos + min(h.length, s.size) + window
+		if h.flags&markLarge != 0 {
+			end = s.size
+		}
 	}
 	return any, durable, nil
 }
@@ -230,6 +234,7 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 	}
 	var recs []Record
 	var lost []Lost
+	large := false                          // such a batch follows
 	looked, behind := false, storage.LSN(0) // the highest durable LSN behind the first trouble
 	for {
 		pos, next := s.pos, s.next
@@ -251,7 +256,7 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 		}
 		if complete {
 			t.batches++
-			t.closed = b.closing
+			t.closed, large = b.flags&markClosing != 0, b.flags&markLarge != 0
 			if b.kind == kindRecords {
 				unsynced = append(unsynced, mark{pos, b.last()})
 			}
@@ -263,11 +268,14 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 			// Nothing follows a closing mark but what begins with another mark,
 			// which is synced before that. So there is no need to read the whole
 			// rest, only as much as shows that this mark is not just damaged.
-			end := size
-			if t.closed {
-				end = pos + readChunk
+			window := int64(scanWindow)
+			switch {
+			case t.closed:
+				window = readChunk
+			case large:
+				window = size
 			}
-			if t.torn, behind, err = s.remains(pos, end); err != nil {
+			if t.torn, behind, err = s.remains(pos, window); err != nil {
 				return t, err
 			}
 		}

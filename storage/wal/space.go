@@ -64,7 +64,7 @@ func (p *plan) restart(s *segment) {
 // there is room. Then the record extends the batch that is open, if one still is.
 func (l *Log) makeRoom(need int, c class) bool {
 	p := &l.plan
-	size := roundUp(int64(batchHeaderSize + need))
+	size := batchRoom(roundUp(int64(batchHeaderSize + need)))
 	if c != plain || !p.reserve || len(l.spares) >= l.o.Reserve {
 		pos := p.pos
 		if l.open {
@@ -96,7 +96,7 @@ func (l *Log) makeRoom(need int, c class) bool {
 // waitRoom waits for room for a record of need bytes after makeRoom found none,
 // or says why there will not be any. With mu held.
 func (l *Log) waitRoom(need int, c class) error {
-	size := minSegmentFor(roundUp(int64(batchHeaderSize + need)))
+	size := minSegmentFor(batchRoom(roundUp(int64(batchHeaderSize + need))))
 	large := func() bool { return slices.ContainsFunc(l.spares, func(f spareFile) bool { return f.size >= size }) }
 	switch {
 	case size > min(minAutoSegment, l.o.SegmentSize) && size > l.segmentSize() && !large():

@@ -428,7 +428,7 @@ func (l *Log) reserve(need int) (*batch, []byte) {
 	var buf []byte
 	if size > l.slabLen()/2 {
 		buf = make([]byte, size)
-		l.plan.pos += int64(size)
+		l.plan.pos += batchRoom(int64(size))
 	} else {
 		if size > len(l.slab)-l.slabOff {
 			l.slab, l.slabOff = make([]byte, l.slabLen()), 0
@@ -597,7 +597,7 @@ func (l *Log) markDue() {
 	l.writing = true
 	l.plan.pos += sectorSize // nothing is pending: it is in the active segment
 	l.mu.Unlock()
-	err := l.writeMark(d, false)
+	err := l.writeMark(d, 0)
 	l.mu.Lock()
 	l.writing = false
 	l.closeWait()
@@ -610,11 +610,11 @@ func (l *Log) markDue() {
 
 // writeMark records that everything up to durable, the last record written, is
 // safe. There is room for it. Writer's role.
-func (l *Log) writeMark(durable uint64, closing bool) error {
+func (l *Log) writeMark(durable uint64, flags uint8) error {
 	s := l.active
 	b := make([]byte, sectorSize)
 	h := batchHeader{
-		kind: kindMark, closing: closing, epoch: s.hdr.epoch, num: s.hdr.num, log: logWord(s.hdr.logID),
+		kind: kindMark, flags: flags, epoch: s.hdr.epoch, num: s.hdr.num, log: logWord(s.hdr.logID),
 		first: l.activeNext, durable: storage.LSN(durable),
 	}
 	h.encode(b)
@@ -744,12 +744,17 @@ func (l *Log) writeGroup(batches []batch, last storage.LSN) error {
 	for i := range batches {
 		b := &batches[i]
 		size := int64(len(b.buf))
-		if !l.active.fits(size) {
+		if !l.active.fits(batchRoom(size)) {
 			if err := l.rollover(); err != nil {
 				return err
 			}
 		}
 		s := l.active
+		if size > largeBatch {
+			if err := l.writeMark(l.durable.Load(), markLarge); err != nil {
+				return err
+			}
+		}
 		h := batchHeader{
 			kind: kindRecords, epoch: s.hdr.epoch, num: s.hdr.num, log: logWord(s.hdr.logID), first: b.first,
 			durable: storage.LSN(l.durable.Load()), length: int64(b.payload), count: b.count,
@@ -1155,7 +1160,7 @@ func (l *Log) closeActive() error {
 	if !s.fitsMark(true) {
 		return nil
 	}
-	if err := l.writeMark(l.durable.Load(), true); err != nil {
+	if err := l.writeMark(l.durable.Load(), markClosing); err != nil {
 		return err
 	}
 	return s.file.Datasync()
