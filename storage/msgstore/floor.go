@@ -100,7 +100,8 @@ func decodeFloor(b []byte) (f Floor, err error) {
 // ReadFloor reads the floor file in dir. It fails with fs.ErrNotExist if there
 // is none, or one that has not been written to yet, and with
 // storage.ErrCorrupt if neither slot can be trusted; one damaged slot is passed
-// over, as a power cut during a checkpoint leaves it.
+// over, as a power cut during a checkpoint leaves it (of the first checkpoint:
+// nothing but that).
 func ReadFloor(dir string) (Floor, error) {
 	path := filepath.Join(dir, FloorName)
 	b, err := os.ReadFile(path)
@@ -112,11 +113,14 @@ func ReadFloor(dir string) (Floor, error) {
 	}
 	var newest Floor
 	var bad error
+	fresh := false // a slot has never been written
 	for i := range 2 {
 		var f Floor
 		err := errLayout
 		if len(b) >= (i+1)*floorSlot {
-			f, err = decodeFloor(b[i*floorSlot : (i+1)*floorSlot])
+			slot := b[i*floorSlot : (i+1)*floorSlot]
+			fresh = fresh || len(bytes.Trim(slot, "\x00")) == 0
+			f, err = decodeFloor(slot)
 		}
 		switch {
 		case err != nil:
@@ -130,6 +134,9 @@ func ReadFloor(dir string) (Floor, error) {
 		return newest, nil
 	case errors.Is(bad, ErrFormat):
 		return Floor{}, fmt.Errorf("%s: %w", path, bad)
+	case fresh:
+		// The first checkpoint writes both, one after the other.
+		return Floor{}, fmt.Errorf("read floor: %s: the first write was cut short: %w", path, fs.ErrNotExist)
 	}
 	return Floor{}, &storage.CorruptError{File: path, Reason: "neither slot: " + bad.Error()}
 }
@@ -154,8 +161,18 @@ func createFloor(dir string) error {
 	return boltfile.SyncDir(dir)
 }
 
-// writeFloor writes what the file says now into the next slot.
+// writeFloor writes what the file says now into the next slot; the first time,
+// into both.
 func (s *Store) writeFloor() error {
+	first := s.floor.Generation == 0
+	err := s.writeSlot()
+	if err == nil && first {
+		err = s.writeSlot()
+	}
+	return err
+}
+
+func (s *Store) writeSlot() error {
 	im := s.image
 	f := s.floor
 	f.Generation++

@@ -162,6 +162,38 @@ func TestStale(t *testing.T) {
 	})
 }
 
+// Whatever the power leaves of the first slot written, it is not damage; once
+// there has been a checkpoint, there are two.
+func TestFirstFloor(t *testing.T) {
+	dir := t.TempDir()
+	s := openFast(t, dir)
+	path := filepath.Join(dir, FloorName)
+	for cut := 0; cut < floorSlot; cut += 16 {
+		b := make([]byte, 2*floorSlot)
+		f := Floor{Generation: 1, Applied: 1}
+		copy(b[floorSlot:], f.encode()[:cut])
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadFloor(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("cut to %d: %v", cut, err)
+		}
+	}
+	if err := os.WriteFile(path, make([]byte, 2*floorSlot), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	checkpoint(t, s, 1)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2 {
+		if f, err := decodeFloor(b[i*floorSlot:]); err != nil || f.Applied != 1 {
+			t.Fatalf("slot %d: %+v, %v", i, f, err)
+		}
+	}
+}
+
 // Of the two meta pages bbolt takes the one that is intact, whichever it is:
 // either leads to all that was checkpointed.
 func TestDamagedMetaPage(t *testing.T) {
