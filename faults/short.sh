@@ -32,7 +32,7 @@ rig() {
 }
 
 programs=(-edge "$bin/edge" -hub "$bin/hub")
-rig crash 40 -kills 4 -edge "$bin/edge"
+rig crash 40 -kills 9 -edge "$bin/edge-small"
 rig powercut 60 -cycles 6 "${programs[@]}"
 rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
 rig mutants 150 -rigs "$bin"

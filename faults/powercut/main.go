@@ -131,7 +131,12 @@ func inNamespace(args []string) error {
 	return nil
 }
 
-const stream = "POWERCUT"
+// round is how many cuts a stream lives through: what has been read has to be
+// compared with all of the ledger after each.
+const round = 25
+
+// streamOf is the stream that cut n, counted from 1, is about.
+func streamOf(n int) string { return fmt.Sprintf("POWERCUT%d", (n-1)/round+1) }
 
 // errLoss is a verdict that is not clean.
 var errLoss = errors.New("messages were lost or changed")
@@ -169,7 +174,9 @@ func (o options) cut(ctx context.Context, dir string) (err error) {
 	fmt.Printf("powercut: %s; a synchronous write takes %v on the slow disk\n", o.fs, perWrite.Round(time.Millisecond))
 	site.EdgeStore = filepath.Join(img.mountPoint, "store")
 	if !o.noHub {
-		site.Exports = []rig.Export{{Stream: stream, To: stream}}
+		for n := 1; n <= o.cycles; n += round {
+			site.Exports = append(site.Exports, rig.Export{Stream: streamOf(n), To: streamOf(n)})
+		}
 	}
 	if err := site.Prepare(); err != nil {
 		return err
@@ -195,19 +202,28 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image, slow *s
 	if err := site.StartEdge(); err != nil {
 		return err
 	}
-	if err := site.CreateStream(ctx, stream, "powercut.>"); err != nil {
-		return err
-	}
-	ledger, rows := rig.NewLedger(), &rig.Endless{Seed: 2}
-	crew := &rig.Crew{}
-	for i := range o.publishers {
-		crew.Loads = append(crew.Loads, &rig.Load{
-			URL: site.EdgeURL(), Prefix: fmt.Sprintf("powercut.%d.", i), Publisher: i, Window: o.window, Ledger: ledger, Rows: rows,
-		})
-	}
+	rows := &rig.Endless{Seed: 2}
+	var stream string
+	var ledger *rig.Ledger
+	var crew *rig.Crew
 	var atEdge, atHub rig.Copy
+	var acknowledged, found, inRound, foundInRound int
 	close := 0 // cuts within closeCut of an acknowledgement
+	begin := time.Now()
 	for cycle := 1; cycle <= o.cycles; cycle++ {
+		if stream != streamOf(cycle) {
+			stream = streamOf(cycle)
+			if err := site.CreateStream(ctx, stream, stream+".>"); err != nil {
+				return err
+			}
+			acknowledged, found = acknowledged+inRound, found+foundInRound
+			ledger, crew, atEdge, atHub = rig.NewLedger(), &rig.Crew{}, rig.Copy{}, rig.Copy{}
+			for i := range o.publishers {
+				crew.Loads = append(crew.Loads, &rig.Load{
+					URL: site.EdgeURL(), Prefix: fmt.Sprintf("%s.%d.", stream, i), Publisher: i, Window: o.window, Ledger: ledger, Rows: rows,
+				})
+			}
+		}
 		c, err := o.one(ctx, site, img, slow, crew, ledger, cycle)
 		if err != nil {
 			return fmt.Errorf("cut %d: %w", cycle, err)
@@ -218,11 +234,12 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image, slow *s
 		if c.acked < minAcked {
 			return fmt.Errorf("cut %d: only %d publishes were acknowledged before it, want %d", cycle, c.acked, minAcked)
 		}
-		afresh := cycle == o.cycles
+		afresh := cycle == o.cycles || cycle%round == 0
 		if err := atEdge.Update(ctx, site.EdgeURL(), stream, afresh); err != nil {
 			return fmt.Errorf("after cut %d: %w", cycle, err)
 		}
 		v := ledger.Check(fmt.Sprintf("cut %d, edge", cycle), atEdge.Held)
+		inRound, foundInRound = v.Acknowledged, v.Found
 		fmt.Printf("cut %d: %d acknowledged since the last one, the latest %v before it; serving again after %v\n%v\n",
 			cycle, c.acked, c.gap.Round(10*time.Microsecond), c.recovery.Round(time.Millisecond), v)
 		if !v.OK() {
@@ -246,9 +263,8 @@ func (o options) cutAll(ctx context.Context, site *rig.Site, img *image, slow *s
 			return fmt.Errorf("cut %d: %w at the hub", cycle, errLoss)
 		}
 	}
-	acked, _ := ledger.Acknowledged()
-	fmt.Printf("powercut: %d cuts, %d of them within %v of an acknowledgement; acknowledged %d, found %d, missing 0, duplicated 0\n",
-		o.cycles, close, closeCut, acked, acked)
+	fmt.Printf("powercut: %d cuts of %s in %v, %d of them within %v of an acknowledgement; acknowledged %d, found %d, missing 0, duplicated 0\n",
+		o.cycles, o.fs, time.Since(begin).Round(time.Second), close, closeCut, acknowledged+inRound, found+foundInRound)
 	if 2*close < o.cycles && !o.recycled {
 		return fmt.Errorf("only %d of %d cuts were within %v of an acknowledgement, want half", close, o.cycles, closeCut)
 	}
