@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -62,13 +63,31 @@ func TestFailedWriteWakesAll(t *testing.T) {
 	}
 }
 
+// lockedBuffer is what a logger may write to beside a reader.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // TestStall holds a sync for 12 seconds: it is reported once while it lasts, and
 // once when it is over, and shows in Stats.
 func TestStall(t *testing.T) {
 	for _, op := range []simfs.Op{simfs.OpSync, simfs.OpWrite} {
 		synctest.Test(t, func(t *testing.T) {
 			disk := simfs.New(1)
-			var log bytes.Buffer
+			var log lockedBuffer
 			l := open(t, disk, func(o *wal.Options) {
 				o.Reserve = -1
 				o.Log = slog.New(slog.NewTextHandler(&log, nil))
@@ -79,7 +98,7 @@ func TestStall(t *testing.T) {
 			l.Kick()
 			time.Sleep(4900 * time.Millisecond)
 			synctest.Wait()
-			if s := l.Stats().Stall; s != (wal.Stall{}) || log.Len() > 0 {
+			if s := l.Stats().Stall; s != (wal.Stall{}) || log.String() != "" {
 				t.Fatalf("too early: %+v, %s", s, log.String())
 			}
 			time.Sleep(200 * time.Millisecond)
