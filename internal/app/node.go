@@ -260,6 +260,7 @@ func brokerOptions(c *config.Config) broker.Options {
 		JetStream:      c.JetStream.Enabled,
 		Mappings:       c.Mappings,
 		Advertise:      c.ClientAdvertise,
+		Trace:          c.Log.Trace,
 	}
 	if c.Auth.User != "" {
 		o.Users = append(o.Users, broker.User{Name: c.Auth.User, Password: c.Auth.Password})

@@ -38,6 +38,9 @@ const (
 	DefaultTLSFallback = 50 * time.Millisecond
 )
 
+// LevelTrace is the level of protocol traces.
+const LevelTrace = slog.Level(-8)
+
 // Options configures a [Server]. The zero value listens on all interfaces,
 // port 4222, without authentication. A zero field takes its default.
 type Options struct {
@@ -85,6 +88,9 @@ type Options struct {
 	APILevel  int  // JetStream API level advertised in INFO; 0 omits it
 
 	Log *slog.Logger // nil discards
+	// Trace logs what the protocol carries, less secrets and payloads, at
+	// [LevelTrace].
+	Trace bool
 
 	// AfterRead, if set, is called on a client's read loop after a read
 	// buffer has been parsed in which at least one internal handler ran. It

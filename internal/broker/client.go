@@ -242,6 +242,9 @@ func (c *client) parse(buf []byte, ev *wire.Event) (r, need int) {
 			break
 		}
 		r += n
+		if set.Trace {
+			c.traceIn(ev)
+		}
 		switch ev.Op {
 		case wire.OpPub:
 			msgs++
@@ -309,6 +312,9 @@ func (c *client) text(text []byte, batch bool) {
 		if batch {
 			c.pub.touch(c)
 		}
+		if c.srv.set.Load().Trace {
+			c.trace("->>", text)
+		}
 	}
 }
 
@@ -344,6 +350,9 @@ func (c *client) finish(why error, text string) {
 	if text != "" {
 		line := "-ERR '" + text + "'\r\n"
 		copy(o.room(len(line)), line)
+		if c.srv.set.Load().Trace {
+			c.trace("->>", []byte(line))
+		}
 	}
 	o.closed, o.finish = true, true
 	idle := !o.flushing && len(o.segs) == 0

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -214,7 +215,8 @@ func (p *Publisher) deliver(s *subscription) bool {
 		o.mu.Unlock()
 		return false
 	}
-	if o.pending+int64(line+size+len(lineEnd)) > c.srv.set.Load().MaxPending {
+	set := c.srv.set.Load()
+	if o.pending+int64(line+size+len(lineEnd)) > set.MaxPending {
 		o.closed = true
 		o.mu.Unlock()
 		go c.disconnect(errSlowPending)
@@ -248,6 +250,9 @@ func (p *Publisher) deliver(s *subscription) bool {
 	}
 	p.touch(c)
 	o.mu.Unlock()
+	if set.Trace {
+		c.trace("->>", slices.Concat(head, s.sid, []byte(" "), tail))
+	}
 	p.root.outMsgs++
 	p.root.outOct += uint64(size)
 	if last {
