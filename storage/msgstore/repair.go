@@ -180,6 +180,9 @@ func repair(ctx context.Context, path string, r *RepairReport, o SalvageOptions,
 // needs estimates how much room the new file takes.
 func (s *salvage) needs() int64 {
 	n := int64(1 << 20)
+	if s.walk {
+		n += s.size
+	}
 	for i, x := range s.extents {
 		if i == 0 || x.off != s.extents[i-1].off {
 			n += int64(x.size)

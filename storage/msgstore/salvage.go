@@ -62,6 +62,12 @@ type salvage struct {
 	kvs     map[string]keyed
 	have    present
 	extents []extent
+	// Of a large file it takes much to remember where everything is, and the
+	// tree says it again as long as it is in order: then extents has only what
+	// has been found elsewhere.
+	walk    bool
+	ordered bool   // the tree, as far as it has been read
+	highest uint64 // sequence in it
 
 	report  *RepairReport
 	damages int
@@ -85,6 +91,10 @@ type keyed struct {
 	lsn   storage.LSN
 	stale bool
 }
+
+// maxExtents is how many extents are remembered of a tree in order. Tests make
+// it small.
+var maxExtents = 1 << 17
 
 // extent is where messages are: all that exist in [first, last] are in the
 // chunk at that place. Extents have no sequence in common.
@@ -598,14 +608,35 @@ func (s *salvage) missing(fn func(storage.Span) bool) {
 
 // messages finds the messages.
 func (s *salvage) messages() error {
-	s.each(bucketMsgs, func(k, v []byte, e boltpages.Entry) {
+	again := false
+	chunk := func(k, v []byte, e boltpages.Entry) {
 		if len(k) == 8 && binary.BigEndian.Uint64(k) > s.st.Last {
 			return // of a checkpoint that was not finished
 		}
-		if !s.take(k, v, e.Offset()) {
+		n := len(s.extents)
+		if !s.take(k, v, e.Offset()) && !again {
 			s.damaged("messages, page %d: the chunk under key %x is damaged", e.Page, k)
 		}
-	})
+		for _, x := range s.extents[n:] {
+			s.ordered = s.ordered && x.first > s.highest
+			s.highest = max(s.highest, x.last)
+		}
+		if len(s.extents) > maxExtents && s.ordered && !again {
+			s.walk, s.extents = true, s.extents[:0]
+		}
+	}
+	s.ordered = true
+	s.each(bucketMsgs, chunk)
+	if s.walk && !s.ordered {
+		// Then there is no other way.
+		s.walk, s.extents, s.have, again = false, nil, present{}, true
+		hidden := s.hidden[string(bucketMsgs)]
+		s.each(bucketMsgs, chunk)
+		s.hidden[string(bucketMsgs)] = hidden
+	}
+	if s.walk {
+		s.extents = s.extents[:0]
+	}
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
@@ -758,28 +789,57 @@ func (s *salvage) fill(w *rewriter) error {
 		open[sub.ID] = seqs
 		return w.record(m.Seq, rec)
 	}
+	var failed error
+	put := func(m storage.Message, rec []byte) {
+		if m.Seq > last && s.exists(m.Seq) && failed == nil {
+			failed = add(m, rec)
+		}
+	}
 	var buf []byte
-	var err error
-	for _, x := range s.extents {
-		if err := s.ctx.Err(); err != nil {
-			return err
-		}
-		if buf, err = s.f.ReadAt(buf, x.off, int(x.size)); err != nil {
-			continue // could be read a moment ago; what is not written is lost
-		}
-		var failed error
-		s.records(x.key[:], buf, func(m storage.Message, rec []byte) {
-			if m.Seq < x.first || m.Seq > x.last || m.Seq <= last || !s.exists(m.Seq) || failed != nil {
+	found := s.extents
+	// elsewhere puts what has been found outside of the tree below a sequence.
+	elsewhere := func(below uint64) {
+		for ; len(found) > 0 && found[0].first < below; found = found[1:] {
+			if failed = errors.Join(failed, s.ctx.Err()); failed != nil {
 				return
 			}
-			failed = add(m, rec)
-		})
-		if failed != nil {
-			return failed
+			x := found[0]
+			v, err := s.f.ReadAt(buf, x.off, int(x.size))
+			if err != nil {
+				continue // could be read a moment ago; what is not written is lost
+			}
+			buf = v
+			s.records(x.key[:], v, func(m storage.Message, rec []byte) {
+				if m.Seq >= x.first && m.Seq <= x.last {
+					put(m, rec)
+				}
+			})
+			if failed == nil {
+				failed = w.slice()
+			}
 		}
-		if err := w.slice(); err != nil {
+	}
+	if s.walk {
+		b := s.buckets[string(bucketMsgs)]
+		var v []byte
+		if err := s.f.NewWalker(func(boltpages.Damage) {}).Walk(b, func(e boltpages.Entry) (err error) {
+			if v, err = e.Value(v); err != nil {
+				return nil // said before
+			}
+			s.records(e.Key, v, func(m storage.Message, rec []byte) {
+				if s.exists(m.Seq) {
+					elsewhere(m.Seq)
+					put(m, rec)
+				}
+			})
+			return errors.Join(failed, w.slice())
+		}); err != nil {
 			return err
 		}
+	}
+	elsewhere(math.MaxUint64)
+	if failed != nil {
+		return failed
 	}
 	if err := w.flush(); err != nil {
 		return err

@@ -402,6 +402,7 @@ func TestSalvageRandomPages(t *testing.T) {
 	p := newSample(t, 1200)
 	pages := uint64(len(p.file) / pageSize)
 	n, lost, kept := 0, uint64(0), uint64(0)
+	defer func(n int) { maxExtents = n }(maxExtents)
 	run := func(t *rapid.T) {
 		n++
 		file := bytes.Clone(p.file)
@@ -431,6 +432,8 @@ func TestSalvageRandomPages(t *testing.T) {
 		}
 		dir := p.damaged(t, file)
 		defer os.RemoveAll(dir)
+		// By way of remembering everything, and by reading the tree twice.
+		maxExtents = rapid.SampledFrom([]int{0, 20, 1 << 17}).Draw(t, "extents")
 		report, err := Salvage(dir, SalvageOptions{Log: quiet()})
 		if err != nil {
 			t.Fatalf("salvage: %v", err)
