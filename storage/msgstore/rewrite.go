@@ -155,14 +155,6 @@ func (w *rewriter) commit() error {
 // sync brings to disk what has been committed.
 func (w *rewriter) sync() error { return w.im.db.Sync() }
 
-// clear empties a bucket.
-func (w *rewriter) clear(name []byte) error {
-	if _, err := w.bucket(name); err != nil {
-		return err
-	}
-	return empty(w.tx, name)
-}
-
 // close finishes the file: it is complete and on disk. The state has been put.
 func (w *rewriter) close() error {
 	err := errors.Join(w.flush(), w.commit())
