@@ -25,6 +25,8 @@ type machine struct {
 	wal  *simfs.FS
 	bolt *simbolt.Disk
 
+	broken string // see router
+
 	off atomic.Bool // power cut, or process killed
 
 	mu     sync.Mutex
@@ -62,7 +64,7 @@ func newMachine(t *testing.T, seed uint64) *machine {
 }
 
 func (m *machine) fs() vfs.FS {
-	return &router{dir: m.dir, mem: m.wal, real: vfs.OS, bolt: m.bolt}
+	return &router{dir: m.dir, mem: m.wal, real: vfs.OS, bolt: m.bolt, broken: m.broken}
 }
 
 // boot begins a life.

@@ -18,6 +18,9 @@ type router struct {
 	mem  *simfs.FS
 	real vfs.FS
 	bolt *simbolt.Disk
+	// broken names what the file system does not do as it should: what the
+	// engine would be with a call missing. See TestBroken.
+	broken string
 }
 
 func (r *router) of(name string) vfs.FS {
@@ -29,14 +32,24 @@ func (r *router) of(name string) vfs.FS {
 }
 
 func (r *router) Open(name string, create bool) (vfs.File, error) {
-	return r.of(name).Open(name, create)
+	f, err := r.of(name).Open(name, create)
+	if err != nil || r.broken == "" {
+		return f, err
+	}
+	return &brokenFile{f, r.broken}, nil
 }
 func (r *router) Remove(name string) error              { return r.of(name).Remove(name) }
 func (r *router) List(dir string) ([]string, error)     { return r.of(dir).List(dir) }
 func (r *router) Stat(name string) (fs.FileInfo, error) { return r.of(name).Stat(name) }
-func (r *router) SyncDir(dir string) error              { return r.of(dir).SyncDir(dir) }
-func (r *router) Free(string) (int64, error)            { return r.mem.Free(r.dir) }
-func (r *router) Lock(name string) (io.Closer, error)   { return r.of(name).Lock(name) }
+func (r *router) SyncDir(dir string) error {
+	if r.broken == "nodirsync" {
+		return nil
+	}
+	return r.of(dir).SyncDir(dir)
+}
+
+func (r *router) Free(string) (int64, error)          { return r.mem.Free(r.dir) }
+func (r *router) Lock(name string) (io.Closer, error) { return r.of(name).Lock(name) }
 
 func (r *router) Rename(oldname, newname string) error {
 	err := r.of(oldname).Rename(oldname, newname)
@@ -53,4 +66,25 @@ func (r *router) MkdirAll(dir string) error {
 		}
 	}
 	return r.of(dir).MkdirAll(dir)
+}
+
+// brokenFile is a file whose syncs are not what they should be.
+type brokenFile struct {
+	vfs.File
+	broken string
+}
+
+func (f *brokenFile) Sync() error     { return f.sync(f.File.Sync) }
+func (f *brokenFile) Datasync() error { return f.sync(f.File.Datasync) }
+
+func (f *brokenFile) sync(sync func() error) error {
+	switch f.broken {
+	case "nofsync":
+		return nil
+	case "retryfsync":
+		if err := sync(); err == nil {
+			return nil
+		}
+	}
+	return sync()
 }

@@ -22,10 +22,11 @@ import (
 )
 
 var (
-	flagSeeds = flag.Int("seeds", 50, "how many seeds to simulate")
-	flagSeed  = flag.Int64("seed", -1, "the only seed to simulate, with a trace of what happens")
-	flagFirst = flag.Uint64("first", 0, "the first seed")
-	flagTries = flag.Int("tries", 1, "how often to simulate each seed")
+	flagSeeds  = flag.Int("seeds", 50, "how many seeds to simulate")
+	flagSeed   = flag.Int64("seed", -1, "the only seed to simulate, with a trace of what happens")
+	flagFirst  = flag.Uint64("first", 0, "the first seed")
+	flagBroken = flag.String("broken", "", "what the disk's calls do not do: nofsync, nodirsync, retryfsync, boltnosync")
+	flagTries  = flag.Int("tries", 1, "how often to simulate each seed")
 )
 
 func TestSimulation(t *testing.T) {
@@ -40,7 +41,7 @@ func TestSimulation(t *testing.T) {
 	start := time.Now()
 	for seed := first; seed < first+n; seed++ {
 		for range *flagTries {
-			c, trace, err := simulate(t, seed)
+			c, trace, err := simulate(t, seed, *flagBroken)
 			total.add(&c)
 			if *flagSeed >= 0 {
 				t.Log(strings.Join(trace, "\n"))
@@ -57,6 +58,25 @@ func TestSimulation(t *testing.T) {
 	// A simulation that does nothing finds nothing.
 	if min := int(n); n >= 25 && (total.Acked < 50*min || total.Cuts < min/2 || total.Lost < min/4 || total.Read < 20*min) {
 		t.Errorf("the simulation does too little: %+v", total)
+	}
+}
+
+// TestBroken checks the simulation: what a missing or wrong call does to the
+// store it has to find, and soon.
+func TestBroken(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a while")
+	}
+	for broken, most := range map[string]uint64{"nofsync": 50, "nodirsync": 100, "retryfsync": 300, "boltnosync": 100} {
+		t.Run(broken, func(t *testing.T) {
+			for seed := range most {
+				if _, _, err := simulate(t, seed, broken); err != nil {
+					t.Logf("found with seed %d: %.300v", seed, err)
+					return
+				}
+			}
+			t.Errorf("not found with %d seeds", most)
+		})
 	}
 }
 
@@ -177,11 +197,13 @@ type edge struct {
 	chain   [16]byte
 }
 
-func simulate(t *testing.T, seed uint64) (c counts, trace []string, err error) {
+func simulate(t *testing.T, seed uint64, broken string) (c counts, trace []string, err error) {
 	s := &sim{
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: newMachine(t, seed),
 		sent: map[string]bool{}, durable: map[string]durable{}, edges: map[string]*edge{},
 	}
+	s.m.broken = broken
+	s.m.bolt.SetNoSync(broken == "boltnosync")
 	s.base = newWorld()
 	s.tail = s.base
 	if s.rng.IntN(4) == 0 {
@@ -190,7 +212,9 @@ func simulate(t *testing.T, seed uint64) (c counts, trace []string, err error) {
 	defer watchdog(seed, time.Minute)()
 	defer func() {
 		if r := recover(); r != nil { // by synctest, for a deadlock
-			err = fmt.Errorf("panic: %v", r)
+			if err = s.err; err == nil {
+				err = fmt.Errorf("panic: %v", r)
+			}
 		}
 		c, trace = s.counts, s.trace
 	}()

@@ -76,6 +76,7 @@ type Disk struct {
 	failHow Fault
 	failErr error
 	full    error // every update fails with it
+	noSync  bool
 }
 
 // dirOp sets names (nil: removed) in one step.
@@ -183,6 +184,13 @@ func (d *Disk) SetFull(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.full = err
+}
+
+// SetNoSync makes commits as if bbolt did not sync: for tests of tests.
+func (d *Disk) SetNoSync(v bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.noSync = v
 }
 
 // Off cuts the power, or ends the process: nothing that happens from now on
@@ -608,6 +616,7 @@ func (d *Disk) update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f.busy = false
+	noSync := db.NoSync || d.noSync
 	path := d.nameOf(f)
 	if path == "" {
 		return err // replaced meanwhile
@@ -620,8 +629,8 @@ func (d *Disk) update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
 	case f.cut:
 		// The power failed meanwhile.
 		f.cut, f.stale = false, true
-		f.cur = d.within(f.durable, f.cur, after, db.NoSync)
-		if db.NoSync {
+		f.cur = d.within(f.durable, f.cur, after, noSync)
+		if noSync {
 			return err // durable is as before
 		}
 		f.durable = f.cur
@@ -636,7 +645,7 @@ func (d *Disk) update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
 		return err
 	}
 	f.cur = after
-	if err == nil && !db.NoSync {
+	if err == nil && !noSync {
 		f.durable = after
 	}
 	return err
