@@ -323,6 +323,7 @@ func (o options) sweep(ctx context.Context, dir string, points []point) error {
 					}
 					results[key].add(c)
 					for what, n := range c.truth.refused {
+						what, _, _ = strings.Cut(identifier.ReplaceAllString(strings.ReplaceAll(what, sub, ""), "*"), "/edge-store")
 						refusals[what] += n
 					}
 				}
