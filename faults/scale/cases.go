@@ -281,8 +281,28 @@ func (b *bench) drain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	err = b.drained(ctx, probing, expire, half)
+	if err := errors.Join(err, probing.stop()); err != nil {
+		return err
+	}
+	return b.site.Edge.Stop(time.Minute)
+}
+
+// drained empties both streams and watches files and publishes.
+func (b *bench) drained(ctx context.Context, probing *prober, expire jetstream.StreamConfig, half int) error {
 	begun := time.Now()
-	err = b.with(func(js jetstream.JetStream) error {
+	phase := func(what string) {
+		took := probing.take()
+		fmt.Printf("scale: %s took %v; %d publishes meanwhile: p50 %v, p90 %v, the slowest %v\n", what, time.Since(begun).Round(time.Millisecond),
+			len(took), duration(quantile(took, 0.5)), duration(quantile(took, 0.9)), duration(quantile(took, 1)))
+		within(b, "p99 of publishes while "+what, quantile(took, 0.99), drainP99, duration)
+		begun = time.Now()
+	}
+	if err := sleep(ctx, 3*time.Second); err != nil {
+		return err
+	}
+	phase("resting")
+	err := b.with(func(js jetstream.JetStream) error {
 		expire.MaxAge = time.Second
 		expire.Duplicates = time.Second
 		if _, err := js.UpdateStream(ctx, expire); err != nil {
@@ -290,42 +310,56 @@ func (b *bench) drain(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err == nil {
-		err = b.consume(ctx, half)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = b.empty(ctx, "QUEUE", "EXPIRE")
+	if err := b.empty(ctx, "EXPIRE"); err != nil {
+		return err
 	}
+	phase(fmt.Sprintf("expiring %d messages", half))
+	if err := b.consume(ctx, half); err != nil {
+		return err
+	}
+	if err := b.empty(ctx, "QUEUE"); err != nil {
+		return err
+	}
+	phase(fmt.Sprintf("consuming %d messages", half))
 	drained := time.Now()
 	var files, log int64
-	for err == nil {
-		var all int64
-		all, err = onDisk(b.site.EdgeStore)
+	for {
+		all, err := onDisk(b.site.EdgeStore)
 		if err != nil {
-			break
+			return err
 		}
-		log, err = onDisk(filepath.Join(b.site.EdgeStore, "wal"))
+		if log, err = onDisk(filepath.Join(b.site.EdgeStore, "wal")); err != nil {
+			return err
+		}
 		files = all - log
 		if files < drainFiles || time.Since(drained) > 2*drainWithin {
 			break
 		}
-		select {
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-time.After(100 * time.Millisecond):
+		if err := sleep(ctx, 100*time.Millisecond); err != nil {
+			return err
 		}
 	}
-	took := time.Since(drained)
-	latencies, probeErr := probing.stop()
-	if err := errors.Join(err, probeErr); err != nil {
+	within(b, "time until the files had shrunk", time.Since(drained), drainWithin, duration)
+	// What is done in the background goes on for a while.
+	if err := sleep(ctx, 10*time.Second); err != nil {
 		return err
 	}
-	fmt.Printf("scale: %d messages consumed and expired in %v; %s of files besides the log, %s of log\n", 2*half, drained.Sub(begun).Round(time.Millisecond), inMB(files), inMB(log))
+	phase("shrinking")
 	within(b, "files besides the log", files, drainFiles, inMB)
-	within(b, "time until the files had shrunk", took, drainWithin, duration)
-	fmt.Printf("scale: %d publishes meanwhile: p50 %v, p90 %v, the slowest %v\n", len(latencies), duration(quantile(latencies, 0.5)), duration(quantile(latencies, 0.9)), duration(quantile(latencies, 1)))
-	within(b, "p99 of publishes meanwhile", quantile(latencies, 0.99), drainP99, duration)
-	return b.site.Edge.Stop(time.Minute)
+	fmt.Printf("scale: %s of log\n", inMB(log))
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }
 
 // consume acknowledges so many messages of the work queue.
@@ -510,15 +544,7 @@ func (b *bench) idle(ctx context.Context) error {
 		return err
 	}
 	// What follows on the last message (positions, checkpoints) has its time.
-	pause := func(d time.Duration) error {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(d):
-			return nil
-		}
-	}
-	if err := pause(15 * time.Second); err != nil {
+	if err := sleep(ctx, 15*time.Second); err != nil {
 		return err
 	}
 	before, err := processIO(b.site.Edge, "write_bytes")
@@ -533,7 +559,7 @@ func (b *bench) idle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := pause(time.Duration(b.o.seconds) * time.Second); err != nil {
+	if err := sleep(ctx, time.Duration(b.o.seconds)*time.Second); err != nil {
 		return err
 	}
 	after, err := processIO(b.site.Edge, "write_bytes")

@@ -227,7 +227,9 @@ func count(n int) func() bool {
 // prober publishes one message after the other, at rest for a while in between,
 // and remembers how long each took to be acknowledged.
 type prober struct {
-	stop func() ([]time.Duration, error)
+	mu   sync.Mutex
+	took []time.Duration
+	stop func() error
 }
 
 func probe(ctx context.Context, url, subject string) (*prober, error) {
@@ -236,7 +238,7 @@ func probe(ctx context.Context, url, subject string) (*prober, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	var took []time.Duration
+	p := &prober{}
 	done := make(chan error, 1)
 	go func() {
 		defer nc.Close()
@@ -251,7 +253,9 @@ func probe(ctx context.Context, url, subject string) (*prober, error) {
 				done <- fmt.Errorf("publish: %w", err)
 				return
 			}
-			took = append(took, time.Since(begun))
+			p.mu.Lock()
+			p.took = append(p.took, time.Since(begun))
+			p.mu.Unlock()
 			select {
 			case <-ctx.Done():
 			case <-time.After(5 * time.Millisecond):
@@ -259,12 +263,21 @@ func probe(ctx context.Context, url, subject string) (*prober, error) {
 		}
 		done <- nil
 	}()
-	return &prober{stop: func() ([]time.Duration, error) {
+	p.stop = func() error {
 		cancel()
-		err := <-done
-		slices.Sort(took)
-		return took, err
-	}}, nil
+		return <-done
+	}
+	return p, nil
+}
+
+// take returns what the publishes since the last call took, sorted.
+func (p *prober) take() []time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	took := p.took
+	p.took = nil
+	slices.Sort(took)
+	return took
 }
 
 // quantile of sorted durations.
