@@ -153,12 +153,11 @@ func (t *test) run(ctx context.Context) error {
 	if _, err := t.js.CreateConsumer(ctx, workStream, jetstream.ConsumerConfig{Durable: "worker", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: -1}); err != nil {
 		return fmt.Errorf("create consumer: %w", err)
 	}
-	total := t.o.sizeMiB << 20
 	for _, part := range []struct {
-		name  string
-		bytes int64
-	}{{workStream, 4 << 20}, {purgeStream, total / 4}} {
-		if err := t.publish(ctx, part.name, part.bytes); err != nil {
+		name string
+		msgs int64
+	}{{workStream, 64 * t.o.sizeMiB}, {purgeStream, t.o.sizeMiB << 20 / 4 / (8 << 10)}} {
+		if err := t.publish(ctx, part.name, part.msgs); err != nil {
 			return fmt.Errorf("publish to %s: %w", part.name, err)
 		}
 	}
@@ -236,7 +235,11 @@ func (t *test) start(ctx context.Context) (err error) {
 		if t.ledger[name] == nil {
 			t.ledger[name] = rig.NewLedger()
 		}
-		t.askers[name] = rig.NewAskers(t.nc, t.ledger[name], strings.ToLower(name)+".", &rig.Sized{Seed: uint64(t.first) + 1, Min: 4 << 10, Max: 12 << 10}, t.first, 16)
+		rows := &rig.Sized{Seed: uint64(t.first) + 1, Min: 4 << 10, Max: 12 << 10}
+		if name == workStream { // many of them
+			rows.Min, rows.Max = 64, 256
+		}
+		t.askers[name] = rig.NewAskers(t.nc, t.ledger[name], strings.ToLower(name)+".", rows, t.first, 16)
 		t.first += 16
 	}
 	return ctx.Err()
@@ -249,17 +252,16 @@ func (t *test) slowest() (d time.Duration) {
 	return d.Round(time.Millisecond)
 }
 
-// publish publishes about so many bytes, all of which have to be taken.
-func (t *test) publish(ctx context.Context, name string, bytes int64) error {
-	left := atomic.Int64{}
-	left.Store(bytes)
+// publish publishes at least so many messages, all of which have to be taken.
+func (t *test) publish(ctx context.Context, name string, msgs int64) error {
+	var taken atomic.Int64
 	var refused atomic.Pointer[jetstream.APIError]
 	err := t.askers[name].Run(ctx, 10*time.Second, func(a rig.Answer) bool {
 		if a.Refused != nil {
 			refused.Store(a.Refused)
 			return true
 		}
-		return left.Add(-8<<10) < 0
+		return taken.Add(1) >= msgs
 	})
 	if err == nil && refused.Load() != nil {
 		err = refused.Load()
@@ -314,6 +316,9 @@ func (t *test) whileFull(ctx context.Context, what string) error {
 	var err error
 	for end := time.Now().Add(t.o.hold); err == nil && time.Now().Before(end); {
 		err = t.work(ctx, &works)
+	}
+	if err == nil && works.acks == 0 {
+		err = errors.New("no message was consumed")
 	}
 	stop()
 	err = errors.Join(err, <-answers)
@@ -546,6 +551,9 @@ func (t *test) verify(ctx context.Context, when string) error {
 			}
 			v.Missing -= len(t.deleted)
 			v.Found += len(t.deleted)
+			if v.OK() {
+				v.Examples = nil
+			}
 		}
 		fmt.Println("diskfull:", v)
 		if !v.OK() {
