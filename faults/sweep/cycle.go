@@ -284,7 +284,7 @@ func (c *cycle) judge(p *rig.Process, starting bool) error {
 		allowed = append(allowed, exitCannotStore)
 	}
 	if strings.HasSuffix(c.point.kind, " "+socket) {
-		allowed = append(allowed, exitFailure)
+		allowed = append(allowed, exitFailure, exitCannotStore)
 	}
 	switch {
 	case !slices.Contains(allowed, c.code):
