@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -217,6 +218,70 @@ func (e *Engine) noteDamage(f *fileStore, err error) {
 	e.suspects = append(e.suspects, suspect{f, err})
 	e.mu.Unlock()
 	e.wakeKeeper()
+}
+
+// noteLost has a message given up, soon, that was found damaged.
+func (e *Engine) noteLost(f *fileStore, seq uint64) {
+	x := lostMsg{f, seq}
+	e.mu.Lock()
+	_, known := e.losing[x]
+	if !known && len(e.losing) < maxLost {
+		e.losing[x] = false
+	}
+	e.mu.Unlock()
+	if !known {
+		e.wakeKeeper()
+	}
+}
+
+// lostMsg is a message found damaged.
+type lostMsg struct {
+	store *fileStore
+	seq   uint64
+}
+
+// giveUpLost gives up the messages that were found damaged and still are, so
+// that a stream does not count what it cannot deliver.
+func (e *Engine) giveUpLost() {
+	var list []lostMsg
+	e.mu.Lock()
+	for x, done := range e.losing {
+		if !done {
+			e.losing[x] = true
+			list = append(list, x)
+		}
+	}
+	e.mu.Unlock()
+	slices.SortFunc(list, func(a, b lostMsg) int { return cmp.Compare(a.seq, b.seq) })
+	for _, x := range list {
+		var s *Stream
+		for _, t := range e.Streams() {
+			if t.store == storage.Store(x.store) {
+				s = t
+			}
+		}
+		if s == nil {
+			continue
+		}
+		_, err := x.store.Load(x.seq) // read twice: it may have been the bus
+		if seq, ok := storage.Damaged(err); !ok || seq != x.seq {
+			continue
+		}
+		now := time.Now()
+		res, perr := s.propose((&command.Lost{Seq: x.seq, Time: now.UnixNano()}).AppendTo(nil))
+		if perr != nil || res.err != nil || res.Removed == 0 {
+			continue
+		}
+		e.damage.LostMsgs.Add(1)
+		e.log.Error("a message is damaged on disk and is given up: its sequence is a gap. Check the disk", "stream", s.name, "seq", x.seq, "err", err)
+		adv := api.StreamDamagedAdvisory{
+			Type: api.AdvisoryStreamDamaged, ID: rand.Text()[:22], Time: now.UTC(), Stream: s.name, Reason: err.Error(),
+			LostMsgs: 1, Lost: []api.SeqSpan{{First: x.seq, Last: x.seq}},
+		}
+		if b, err := json.Marshal(&adv); err == nil {
+			e.account.Publish(api.AdvisoryStreamDamagedSubject+"."+s.name, "", nil, b)
+		}
+	}
 }
 
 type suspect struct {

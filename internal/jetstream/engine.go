@@ -159,6 +159,7 @@ type Engine struct {
 	mu       sync.Mutex
 	prepared map[storage.GroupID]storage.Store // opened for a creation under way
 	doomed   map[uint64]*Stream                // deleted, and not in the meta database any more: their files go
+	losing   map[lostMsg]bool                  // messages found damaged; whether they have been dealt with
 	suspects []suspect                         // whose readers have met damage
 	watchers map[int]func()
 	watchID  int
@@ -228,6 +229,7 @@ func Open(o Options) (_ *Engine, err error) {
 		orphans:       map[storage.GroupID][]wal.Record{},
 		downs:         map[storage.GroupID]*downStream{},
 		prepared:      map[storage.GroupID]storage.Store{},
+		losing:        map[lostMsg]bool{},
 		watchers:      map[int]func(){},
 		awaitingSync:  map[*Stream]struct{}{},
 		acks:          o.Account.NewPublisher(),

@@ -35,10 +35,10 @@ type fileStore struct {
 	// withRoom runs fn, again with more room on the file system if it found none.
 	withRoom func(fn func() error) error
 	now      func() int64 // a coarse clock, for used
-	// opened is told how many files more are open, damaged of what cannot be one
-	// message's damage. Neither may block or call the store.
+	// opened is told how many files more are open, damaged what message has been
+	// found damaged, 0 if it is not one's. Neither may block or call the store.
 	opened  func(n int64)
-	damaged func(error)
+	damaged func(seq uint64, err error)
 
 	// refs counts those who use the file; it is far below zero while none is
 	// open. used is when it was last used, by the coarse clock.
@@ -73,7 +73,13 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 			}
 		},
 	}
-	f.damaged = func(err error) { e.noteDamage(f, err) }
+	f.damaged = func(seq uint64, err error) {
+		if seq == 0 {
+			e.noteDamage(f, err)
+		} else {
+			e.noteLost(f, seq)
+		}
+	}
 	f.state.Store(&storage.State{First: 1})
 	f.refs.Store(-resting)
 	return f
@@ -154,9 +160,8 @@ func (f *fileStore) remember() {
 // note passes an error on, and tells of damage that is not one message's.
 func (f *fileStore) note(err error) error {
 	if err != nil && errors.Is(err, storage.ErrCorrupt) {
-		if _, one := storage.Damaged(err); !one {
-			f.damaged(err)
-		}
+		seq, _ := storage.Damaged(err)
+		f.damaged(seq, err)
 	}
 	return err
 }

@@ -279,6 +279,7 @@ const idleTicks = 6
 func (e *Engine) keep() error {
 	e.makeBallast()
 	e.takeDownSuspects()
+	e.giveUpLost()
 	if err := e.parkLogs(); err != nil {
 		return err
 	}

@@ -87,6 +87,7 @@ func (e *Engine) recover() error {
 	if err := e.parkOrphans(); err != nil {
 		return err
 	}
+	lossy := e.damage.LostRecords.Load() > 0
 	newest = max(newest, known.applied)
 	if w := e.wal.Written(); w < newest {
 		e.damage.LostRecords.Add(uint64(newest - w))
@@ -98,6 +99,11 @@ func (e *Engine) recover() error {
 	}
 	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
 	e.nextGroup = b.next
+	if lossy {
+		if err := e.settleLost(); err != nil {
+			return err
+		}
+	}
 	if err := e.tidy(known); err != nil {
 		return err
 	}
@@ -173,6 +179,9 @@ func (e *Engine) lostRecords(l wal.Lost) error {
 		// Whose they were is not known: no stream that the log has more of
 		// gives one of its sequences away a second time.
 		e.metaLost = true
+		if l.Uncertain {
+			break // there may have been none
+		}
 		for _, s := range e.groups {
 			if !s.memory && l.Last > s.applied {
 				s.skip += n
@@ -199,6 +208,29 @@ func (s *Stream) skipLost() error {
 	s.addLost(span, time.Now())
 	s.e.damage.LostMsgs.Add(span.Len())
 	s.e.log.Error("messages of a stream may have been in the lost records of the log; their sequences are left out", "stream", s.name, "first", span.First, "last", span.Last)
+	return nil
+}
+
+// settleLost makes durable what has been decided about the records lost: the next
+// start finds the same damage, and must not decide anew, with other records
+// behind it.
+func (e *Engine) settleLost() error {
+	at := storage.LSN(e.lastLSN.Load())
+	for _, s := range e.groups {
+		if s.memory {
+			continue
+		}
+		s.mu.Lock()
+		s.skip = 0
+		s.applied = max(s.applied, at)
+		if s.dirtyFrom == 0 {
+			s.dirtyFrom = s.applied
+		}
+		s.mu.Unlock()
+		if err := s.checkpoint(); err != nil && !noSpace(err) && !errors.Is(err, storage.ErrCorrupt) {
+			return err
+		}
+	}
 	return nil
 }
 

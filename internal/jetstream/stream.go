@@ -650,6 +650,11 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 			s.e.book.put(&rec, 0)
 			s.e.wakeKeeper()
 		}
+	case command.KindLost:
+		var c command.Lost
+		if r.Removed > 0 && c.Decode(rec) == nil {
+			s.addLost(storage.Span{First: c.Seq, Last: c.Seq}, time.Unix(0, c.Time))
+		}
 	case command.KindExpire:
 		s.expiring = false
 	}

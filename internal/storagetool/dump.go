@@ -109,6 +109,10 @@ func fieldsOf(b []byte) (kind, fields string, err error) {
 		var c command.Expire
 		err = c.Decode(b)
 		return "expire", "now " + stamp(c.Now), err
+	case command.KindLost:
+		var c command.Lost
+		err = c.Decode(b)
+		return "lost", fmt.Sprintf("seq %d found %s", c.Seq, stamp(c.Time)), err
 	case command.KindAcked:
 		var c command.Acked
 		err = c.Decode(b)

@@ -27,6 +27,7 @@ const (
 	KindIngest    Kind = 6 // stream: append what an edge exported
 	KindAcked     Kind = 7 // stream: no consumer needs this message
 	KindBatch     Kind = 8 // stream: store several messages, or none
+	KindLost      Kind = 9 // stream: a message is damaged and given up
 
 	KindStreamCreate Kind = 32 // meta: a stream exists
 	KindStreamDelete Kind = 33 // meta: a stream is gone
@@ -253,6 +254,28 @@ func (c *SetConfig) Decode(b []byte) error {
 	c.JSON = r.b
 	if !r.ok {
 		return malformed(KindSetConfig)
+	}
+	return nil
+}
+
+// Lost gives up a message that is damaged on disk: its sequence becomes a gap.
+type Lost struct {
+	Seq  uint64
+	Time int64 // when it was found, Unix nanoseconds
+}
+
+// AppendTo appends the encoded command.
+func (c *Lost) AppendTo(dst []byte) []byte {
+	return binary.AppendVarint(binary.AppendUvarint(append(dst, byte(KindLost)), c.Seq), c.Time)
+}
+
+// Decode parses a record.
+func (c *Lost) Decode(b []byte) error {
+	r := newReader(b, KindLost)
+	c.Seq = r.uint()
+	c.Time = r.int()
+	if !r.ok {
+		return malformed(KindLost)
 	}
 	return nil
 }

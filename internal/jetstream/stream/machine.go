@@ -200,6 +200,15 @@ func (m *Machine) Apply(record []byte) Result {
 		if err = c.Decode(record); err == nil {
 			err = m.expire(&c, &r)
 		}
+	case command.KindLost:
+		var c command.Lost
+		if err = c.Decode(record); err == nil {
+			if err = m.remove(c.Seq); err == nil {
+				r.Removed, r.Seq = 1, c.Seq
+			} else if errors.Is(err, storage.ErrNotFound) {
+				err = nil // removed meanwhile
+			}
+		}
 	case command.KindAcked:
 		var c command.Acked
 		if err = c.Decode(record); err == nil {
