@@ -1,7 +1,9 @@
-// Package storagetool looks at the store directory of a program that is not
-// running: how much is where ([Store.Stat]), whether all of it can be read back
-// ([Store.Verify]), what the log says ([Store.Dump]). It joins what the storage
-// packages find out about their own files, and changes nothing.
+// Package storagetool looks after the store directory of a program that is not
+// running. It says how much is where ([Store.Stat]), whether all of it can be
+// read back ([Store.Verify]) and what the log says ([Store.Dump]), joining what
+// the storage packages find out about their own files; it repairs
+// ([Store.Salvage]) and compacts ([Store.Compact]) the files of streams, copies
+// the store ([Store.Backup]) and puts a copy in place ([Restore]).
 package storagetool
 
 import (

@@ -349,7 +349,7 @@ func verified(t fataler, dir string) {
 
 // TestSalvageEveryPage destroys each page in turn.
 func TestSalvageEveryPage(t *testing.T) {
-	p := newSample(t, 2500)
+	p := newSample(t, 1500)
 	kinds := map[boltpages.Kind]int{}
 	lost := 0
 	for q := range uint64(len(p.file) / pageSize) {
@@ -399,7 +399,7 @@ func TestSalvageEveryPage(t *testing.T) {
 
 // TestSalvageRandomPages destroys pages at random, 500 times.
 func TestSalvageRandomPages(t *testing.T) {
-	p := newSample(t, 1200)
+	p := newSample(t, 700)
 	pages := uint64(len(p.file) / pageSize)
 	n, lost, kept := 0, uint64(0), uint64(0)
 	defer func(n int) { maxExtents = n }(maxExtents)
