@@ -137,10 +137,15 @@ func (e *Engine) tidyFiles(ctx context.Context, later map[*Stream]time.Time, loo
 				e.log.Warn("A stream's files cannot be made smaller yet.", "stream", s.name, "reason", err)
 			}
 			later[s] = time.Now().Add(tidyAgain)
-		default:
+		case errors.Is(err, storage.ErrCorrupt), errors.Is(err, storage.ErrFailed):
 			if err := e.settle(s, err); err != nil {
 				return err
 			}
+		case (*e.streams.Load())[s.name] != s:
+			// Deleted meanwhile, with its files.
+		default:
+			e.log.Warn("A stream's files cannot be made smaller.", "stream", s.name, "err", err)
+			later[s] = time.Now().Add(tidyAgain)
 		}
 	}
 	return nil
