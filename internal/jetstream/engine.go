@@ -180,6 +180,8 @@ type Engine struct {
 	ticks               atomic.Int64  // the keeper's, of which 6 make IdleClose
 	openStores          atomic.Int64
 	space               space
+	begun               time.Time // when the streams began to serve
+	ages                ageClock
 	trimMu              sync.Mutex // one trim at a time
 	gate                gate       // where publishers wait while the log exceeds its budget
 	durMu               sync.Mutex
@@ -270,6 +272,7 @@ func Open(o Options) (_ *Engine, err error) {
 
 // start makes the recovered streams live and registers the handlers.
 func (e *Engine) start() error {
+	e.startClock()
 	e.live = true
 	e.wg.Go(e.checkpointer)
 	e.wg.Go(e.keeper)

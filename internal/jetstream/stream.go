@@ -777,7 +777,8 @@ func (s *Stream) armExpiry() {
 		if age := s.m.Config().MaxAge; age > 0 {
 			slack = min(max(age/20, 5*time.Millisecond), slack)
 		}
-		s.arm(time.Unix(0, at).Add(slack))
+		now := time.Now()
+		s.arm(now.Add(time.Duration(at-s.aged(now)) + slack))
 	}
 }
 
@@ -818,8 +819,8 @@ func (s *Stream) onTimer() {
 		s.arm(next)
 	}
 	if at, ok := s.m.NextExpiry(); ok && !s.expiring {
-		if at <= now.UnixNano() {
-			s.expire(now)
+		if aged := s.aged(now); at <= aged {
+			s.expire(aged)
 		} else {
 			s.armExpiry()
 		}
@@ -829,8 +830,8 @@ func (s *Stream) onTimer() {
 }
 
 // expire has messages removed that are due. The caller holds the lock.
-func (s *Stream) expire(now time.Time) {
-	rec := (&command.Expire{Now: now.UnixNano()}).AppendTo(nil)
+func (s *Stream) expire(now int64) {
+	rec := (&command.Expire{Now: now}).AppendTo(nil)
 	s.expiring = true
 	if s.memory {
 		if _, err := s.applyMemory(rec); err != nil {

@@ -1,0 +1,52 @@
+package jetstream
+
+import (
+	"testing"
+	"time"
+)
+
+// Age follows the wall clock, but not where it leaps.
+func TestAgeClock(t *testing.T) {
+	const maxAge = time.Hour
+	y2000 := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano()
+	real := time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC).UnixNano()
+	at := func(base int64, d time.Duration) int64 { return base + int64(d) }
+
+	var c ageClock
+	if c.start(y2000, 0, 0) {
+		t.Fatal("not believed, though nothing is stored")
+	}
+	steps := []struct {
+		name  string
+		wall  int64
+		mono  time.Duration
+		want  int64
+		leapt bool
+	}{
+		{"as it began", at(y2000, time.Minute), time.Minute, at(y2000, time.Minute), false},
+		{"slewed", at(y2000, 2*time.Minute+time.Second), 2 * time.Minute, at(y2000, 2*time.Minute+time.Second), false},
+		{"put right", at(real, 0), 3 * time.Minute, at(y2000, 3*time.Minute), true},
+		{"what was stored before has aged half an hour", at(real, 30*time.Minute), 33 * time.Minute, at(y2000, 33*time.Minute), false},
+		{"what was stored before has aged an hour", at(real, time.Hour), 63 * time.Minute, at(real, time.Hour), false},
+		{"set back", at(real, -time.Hour), 64 * time.Minute, at(real, -time.Hour), false},
+		{"and goes on", at(real, -59*time.Minute), 65 * time.Minute, at(real, -59*time.Minute), false},
+	}
+	for _, s := range steps {
+		got, leapt := c.now(s.wall, s.mono, maxAge)
+		if d := time.Duration(got - s.want); d < -2*time.Second || d > 2*time.Second || (leapt > 0) != s.leapt {
+			t.Errorf("%s: %v, want %v; leapt %v", s.name, time.Unix(0, got).UTC(), time.Unix(0, s.want).UTC(), leapt)
+		}
+	}
+
+	// A start years ahead of what is stored is not believed at once.
+	c = ageClock{}
+	if !c.start(real, 0, y2000) {
+		t.Fatal("believed")
+	}
+	if got, _ := c.now(at(real, time.Minute), time.Minute, 0); got != at(y2000, time.Minute) {
+		t.Errorf("after a minute %v", time.Unix(0, got).UTC())
+	}
+	if got, _ := c.now(at(real, leapHold), leapHold, 0); got != at(real, leapHold) {
+		t.Errorf("after the hold %v", time.Unix(0, got).UTC())
+	}
+}
