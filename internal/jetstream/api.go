@@ -372,6 +372,9 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 		if _, err := f.acquire(); noSpace(err) {
 			return nil, false, api.ErrInsufficientResources
 		} else if err != nil {
+			if errors.Is(err, storage.ErrFailed) {
+				e.fail(err)
+			}
 			return nil, false, api.ErrStreamCreate.With("err", err)
 		}
 		f.release()

@@ -152,6 +152,7 @@ func (e *Engine) openMeta() (*metaContents, error) {
 			var c *metaContents
 			if c, err = readMeta(meta); err == nil {
 				e.meta = meta
+				meta.OnFail(e.fail) // whoever asked: the link does too
 				c.adopt = adopt || c.next == 0
 				for _, d := range c.damage {
 					e.log.Error("the list of streams is damaged; streams are taken from their directories", "err", d)

@@ -14,15 +14,19 @@ package metadb
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+	"syscall"
 
 	"go.etcd.io/bbolt"
 
 	"petiole/storage"
 	"petiole/storage/internal/boltfile"
+	"petiole/storage/vfs"
 )
 
 const (
@@ -40,9 +44,14 @@ type KV struct {
 
 // DB is an open file. All methods may be called from any goroutine.
 type DB struct {
-	path string
-	db   *bbolt.DB
+	path   string
+	db     *bbolt.DB
+	failed atomic.Pointer[func(error)]
 }
+
+// OnFail sets what is called with an error of Put's that wraps
+// storage.ErrFailed, in the goroutine that called Put.
+func (d *DB) OnFail(fn func(error)) { d.failed.Store(&fn) }
 
 // Open opens or creates the file at path (mode 0600) and its directory. It
 // fails with storage.ErrLocked if another process holds the file and with
@@ -103,10 +112,23 @@ func (d *DB) Put(bucket string, kvs ...KV) error {
 		}
 		return nil
 	})
-	if err != nil {
-		return d.wrap("put", bucket, "", err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = d.wrap("put", bucket, "", err)
+	// What the kernel could not write or sync may be lost although another try
+	// succeeds. Want of space is another matter: it may come back.
+	var errno syscall.Errno
+	if !errors.As(err, &errno) || vfs.IsNoSpace(err) {
+		return err
+	}
+	if !errors.Is(err, storage.ErrFailed) {
+		err = fmt.Errorf("%w: %w", storage.ErrFailed, err)
+	}
+	if fn := d.failed.Load(); fn != nil {
+		(*fn)(err)
+	}
+	return err
 }
 
 // ForEach calls fn for the entries of bucket whose key begins with prefix, in
