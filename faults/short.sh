@@ -35,7 +35,7 @@ programs=(-edge "$bin/edge" -hub "$bin/hub")
 rig crash 40 -kills 9 -edge "$bin/edge-small"
 rig powercut 60 -cycles 6 "${programs[@]}"
 rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
-rig mutants 150 -rigs "$bin"
+rig mutants 240 -rigs "$bin"
 rig sweep 60 -most 16 -modes kill,torn,EIO -edge "$bin/edge"
 # Without the classes of which not all damage is handled yet: see README.md.
 rig bitflip 60 -flips 20 -class "LOCK,floor,meta.db older,meta.db meta,meta.db free,msgs.db branch,msgs.db meta,wal spare" -edge "$bin/edge-small" -hub "$bin/hub"

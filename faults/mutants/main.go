@@ -60,7 +60,7 @@ var mutants = []mutant{
 	{
 		tag: "truncatebad", program: "edge", small: true, needs: []string{"hub"}, rig: "bitflip",
 		args:     []string{"-expect-failure", "-flips", "60", "-class", "wal newest records"},
-		evidence: `which the damage did not touch|and the log says nothing`,
+		evidence: `which the damage did not touch|and the log says nothing|the last sequence went back|was never published|and acknowledged, is missing`,
 	},
 	{
 		tag: "nocrc", program: "edge", small: true, needs: []string{"hub"}, rig: "bitflip",
