@@ -45,7 +45,7 @@ var ErrConnection = errors.New("connection lost")
 // connection is lost (ErrConnection). Rows without an acknowledgement go back
 // to Rows. It may be called again after it returned.
 func (l *Load) Run(ctx context.Context) error {
-	nc, err := nats.Connect(l.URL, nats.NoReconnect(), nats.Timeout(2*time.Second), nats.ErrorHandler(quiet))
+	nc, err := nats.Connect(l.URL, nats.NoReconnect(), nats.Timeout(20*time.Second), nats.ErrorHandler(quiet))
 	if err != nil {
 		return fmt.Errorf("publisher %d: %w: %w", l.Publisher, ErrConnection, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -225,6 +226,41 @@ func TestReloadRefuses(t *testing.T) {
 		t.Errorf("something changed: max_payload %d", nc.MaxPayload())
 	}
 	n.reload(func() (*config.Config, error) { return nil, errors.New("x") })
+}
+
+// TestLameDuckSignals: SIGTERM does not cut a lame duck's time short, SIGINT
+// does.
+func TestLameDuckSignals(t *testing.T) {
+	n, load, log := startNode(t, head+"lame_duck_duration: \"2h\"\nlame_duck_grace_period: \"1h\"\n")
+	nc, err := nats.Connect(n.Broker.ClientURL(), nats.NoReconnect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	signals := make(chan os.Signal) // each is taken before the next
+	done := make(chan error, 1)
+	go func() { done <- n.run(signals, func() (*config.Config, error) { return load(head + "debug: true\n") }) }()
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGUSR2, syscall.SIGTERM, os.Interrupt} {
+		select {
+		case signals <- sig:
+		case err := <-done:
+			t.Fatalf("ended before %v: %v", sig, err)
+		}
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	var at int
+	for _, want := range []string{
+		`msg="configuration reloaded" changed=`, `msg="log file opened anew"`, `msg="lame duck: no new clients are taken" clients=1`,
+		`msg="lame duck: the stop that is asked for is under way" signal=terminated`, "msg=stopping signal=interrupt", "msg=stopped",
+	} {
+		i := strings.Index(log.String()[at:], want)
+		if i < 0 {
+			t.Fatalf("log lacks %q in its place:\n%s", want, log.String())
+		}
+		at += i
+	}
 }
 
 func TestLogRotation(t *testing.T) {

@@ -255,6 +255,8 @@ func secure(a *authority) nats.Option {
 	}
 }
 
+// TestLameDuck stays within the time of grace: clients are told and served, and
+// no new ones are taken.
 func TestLameDuck(t *testing.T) {
 	s := run(t, Options{ConnectURLs: []string{"127.0.0.1:1"}})
 	told := make(chan struct{})
@@ -264,8 +266,9 @@ func TestLameDuck(t *testing.T) {
 	old.send(quiet + "SUB still 1\r\nPING\r\n")
 	old.expect("PONG\r\n")
 	r := rawAs(t, s, "x", "y")
+	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- s.LameDuck(t.Context(), 300*time.Millisecond, 100*time.Millisecond) }()
+	go func() { done <- s.LameDuck(ctx, 2*time.Hour, time.Hour) }()
 	<-told
 	line, err := r.r.ReadString('\n')
 	check(t, err)
@@ -280,16 +283,35 @@ func TestLameDuck(t *testing.T) {
 	}
 	check(t, nc.Publish("still", []byte("served")))
 	old.expect("MSG still 1 6\r\nserved\r\n")
-	old.expectEOF()
-	r.expectEOF()
-	check(t, <-done)
-	until(t, "all have left", func() bool { return len(s.Conns()) == 0 })
-	if err := s.LameDuck(t.Context(), 1, 1); !errors.Is(err, ErrServerClosed) {
+	if err := s.LameDuck(ctx, 1, 1); !errors.Is(err, ErrServerClosed) {
 		t.Errorf("again: %v", err)
 	}
 	if !s.Lame() {
 		t.Error("not lame")
 	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// TestLameDuckEmpties: after the time of grace all clients are disconnected.
+func TestLameDuckEmpties(t *testing.T) {
+	s := run(t, Options{})
+	rs := make([]*raw, 7)
+	for i := range rs {
+		rs[i] = rawAs(t, s, "x", "y")
+	}
+	check(t, s.LameDuck(t.Context(), 100*time.Millisecond, 10*time.Millisecond))
+	for _, r := range rs {
+		line, err := r.r.ReadString('\n')
+		check(t, err)
+		if !strings.Contains(line, `"ldm":true`) {
+			t.Errorf("got %q", line)
+		}
+		r.expectEOF()
+	}
+	until(t, "all have left", func() bool { return len(s.Conns()) == 0 })
 }
 
 func TestLameDuckEndsEarly(t *testing.T) {
