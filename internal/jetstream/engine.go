@@ -275,6 +275,9 @@ func (e *Engine) start() error {
 	e.startClock()
 	e.live = true
 	e.wg.Go(e.checkpointer)
+	// What came back out of the log may exceed the tables' budget, and nobody
+	// may publish for a long time.
+	e.wakeCheckpointer()
 	e.wg.Go(e.keeper)
 	e.wg.Go(e.tidier)
 	e.wg.Go(e.async.run)
