@@ -83,12 +83,7 @@ func (osFS) List(dir string) ([]string, error) {
 
 func (osFS) Stat(name string) (fs.FileInfo, error) { return os.Stat(name) }
 
-func (osFS) SyncDir(dir string) error {
-	if noDirSync {
-		return nil
-	}
-	return syncDir(dir)
-}
+func (osFS) SyncDir(dir string) error { return syncDir(dir) }
 
 func (osFS) Free(dir string) (int64, error) {
 	n, err := freeSpace(dir)

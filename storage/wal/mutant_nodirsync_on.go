@@ -1,5 +1,5 @@
 //go:build mutant_nodirsync
 
-package vfs
+package wal
 
 const noDirSync = true
