@@ -114,7 +114,7 @@ func (d *Disk) Free() (int64, error) {
 	if err := unix.Statfs(d.MountPoint, &st); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", d.MountPoint, err)
 	}
-	return int64(st.Bavail) * st.Bsize, nil
+	return int64(st.Bavail) * int64(st.Bsize), nil
 }
 
 // Device is the block device under the mounted file system as "major:minor".

@@ -202,6 +202,7 @@ func simulate(t *testing.T, seed uint64, broken string) (c counts, trace []strin
 		t: t, rng: rand.New(rand.NewPCG(seed, 1)), m: newMachine(t, seed),
 		sent: map[string]bool{}, durable: map[string]durable{}, edges: map[string]*edge{},
 	}
+	defer s.m.close()
 	s.m.broken = broken
 	s.m.bolt.SetNoSync(broken == "boltnosync")
 	s.base = newWorld()

@@ -428,6 +428,9 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 			if errors.Is(err, io.ErrUnexpectedEOF) {
 				return nil, fmt.Errorf("%w: it is cut short", ErrBadBackup)
 			}
+			if damaged(err) {
+				return nil, fmt.Errorf("%w: its beginning cannot be read: %w", ErrBadBackup, err)
+			}
 			if err != nil || name != headName || size > maxDocument {
 				return nil, fmt.Errorf("%w: it does not begin with %s: %w", ErrNotBackup, headName, errOr(err))
 			}
@@ -567,6 +570,12 @@ type dirReader struct {
 	root  string
 	names []string
 	cur   *os.File
+}
+
+// damaged reports whether err is of a file that began as a compressed one.
+func damaged(err error) bool {
+	return err != nil && !errors.Is(err, zstd.ErrMagicMismatch) && !errors.Is(err, tar.ErrHeader) &&
+		!errors.Is(err, io.EOF) && !errors.Is(err, fs.ErrNotExist)
 }
 
 func newDirReader(root string) (*dirReader, error) {
