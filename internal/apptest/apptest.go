@@ -28,7 +28,7 @@ func Run(t *testing.T, dir string) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,
-		Deadline:            time.Now().Add(2 * await), // a program that should have ended is ended then
+		Deadline:            time.Now().Add(6 * await), // of all scripts: a program that should have ended is ended then
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
 			return nil
