@@ -608,7 +608,9 @@ func TestNewestConnectionWins(t *testing.T) {
 
 func TestStorageFullIsTold(t *testing.T) {
 	r := newRig(t)
+	r.sink.mu.Lock()
 	r.sink.fail = &frame.Error{Code: frame.CodeStorage, Text: "stream PLANT is full: raise its limits"}
+	r.sink.mu.Unlock()
 	r.stream.addN(10, 10)
 	e := r.edge(t, r.url(), nil)
 	until(t, "the cause in the status", func() bool {
