@@ -206,7 +206,6 @@ func fill(ctx context.Context, url string) (map[string]*streamTemplate, error) {
 	}
 	r := rand.New(rand.NewPCG(1, 2))
 	counts := map[string]int{packed: 4000, large: 24, values: 1500, work: 1200, exported: 2500}
-	var sent []*expected
 	// Taking turns, so that the log holds records of all streams everywhere.
 	for n := 1; len(counts) > 0; n++ {
 		for _, name := range streamNames {
@@ -244,7 +243,6 @@ func fill(ctx context.Context, url string) (map[string]*streamTemplate, error) {
 					}
 				}
 				s.messages[e.seq] = e
-				sent = append(sent, e)
 				if _, err := js.PublishMsgAsync(m); err != nil {
 					return nil, err
 				}

@@ -114,7 +114,7 @@ func (d *Disk) Free() (int64, error) {
 	if err := unix.Statfs(d.MountPoint, &st); err != nil {
 		return 0, fmt.Errorf("free space of %s: %w", d.MountPoint, err)
 	}
-	return int64(st.Bavail) * int64(st.Bsize), nil
+	return int64(st.Bavail) * int64(st.Bsize), nil //nolint:unconvert // of 32 bits elsewhere
 }
 
 // Device is the block device under the mounted file system as "major:minor".
@@ -123,7 +123,7 @@ func (d *Disk) Device() (string, error) {
 	if err := unix.Stat(d.MountPoint, &st); err != nil {
 		return "", fmt.Errorf("device of %s: %w", d.MountPoint, err)
 	}
-	return fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev))), nil
+	return fmt.Sprintf("%d:%d", unix.Major(uint64(st.Dev)), unix.Minor(uint64(st.Dev))), nil //nolint:unconvert // of 32 bits elsewhere
 }
 
 // Tool runs a program of the system; its output goes into the error.

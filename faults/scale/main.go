@@ -43,7 +43,6 @@ type options struct {
 	minutes  float64
 	seconds  int
 	phase    time.Duration
-	clean    bool
 	programs rig.Programs
 }
 

@@ -379,7 +379,10 @@ func (n *Node) run(signals <-chan os.Signal, load func() (*config.Config, error)
 				log.Error("stopping", "error", err)
 			}
 			return Exit(ExitStorage, err)
-		case <-duck:
+		case err := <-duck:
+			if err != nil {
+				log.Warn("lame duck: the clients that are left are cut off", "error", err)
+			}
 			return n.stop(signals, "clients are gone")
 		case sig := <-signals:
 			switch {

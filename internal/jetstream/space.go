@@ -43,11 +43,10 @@ type space struct {
 	full    atomic.Bool // a checkpoint, or the list of streams, found no room
 	ballast atomic.Int64
 
-	mu     sync.Mutex
-	since  time.Time // when it became full; zero: it is not
-	err    error
-	logged bool
-	retry  *time.Timer
+	mu    sync.Mutex
+	since time.Time // when it became full; zero: it is not
+	err   error
+	retry *time.Timer
 }
 
 // noSpace reports whether err is for want of room on the file system.

@@ -2,7 +2,6 @@ package msgstore
 
 import (
 	"encoding/binary"
-	"errors"
 	"hash/crc32"
 	"math"
 	"unsafe"
@@ -327,9 +326,6 @@ func (c *chunk) message(s sealer, i int) (storage.Message, error) {
 	m.Seq = c.seq(i)
 	return m, err
 }
-
-// errTable says that where a chunk's messages are cannot be told for sure.
-var errTable = errors.New("the table of its chunk is damaged")
 
 // rescueChunk finds the records in a chunk whose header or table is damaged,
 // or whose key: it goes through the octets and calls fn for whatever proves by

@@ -47,7 +47,7 @@ func freeSpace(dir string) (int64, error) {
 			continue
 		}
 		// Below zero on systems where root may use more than there is.
-		return max(int64(st.Bavail), 0) * int64(st.Bsize), err
+		return max(int64(st.Bavail), 0) * int64(st.Bsize), err //nolint:unconvert // of 32 bits elsewhere
 	}
 }
 

@@ -1,6 +1,7 @@
 package wal
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -114,7 +115,8 @@ func (c *chain) join(f, missing *liveFile) error {
 
 // reason returns what a CorruptError found.
 func reason(err error) string {
-	if ce, ok := err.(*CorruptError); ok {
+	var ce *CorruptError
+	if errors.As(err, &ce) {
 		return ce.Reason
 	}
 	return err.Error()

@@ -84,11 +84,10 @@ func (l *Log) replay(fn func(Record) error, lost func(Lost) error) error {
 
 // replayer hands out records, and has room for them.
 type replayer struct {
-	fn    func(Record) error
-	lost  func(Lost) error
-	recs  []Record
-	gone  []Lost
-	where Lost // file and offset of the batch
+	fn   func(Record) error
+	lost func(Lost) error
+	recs []Record
+	gone []Lost
 }
 
 func (l *Log) replaySegment(s *segment, r *replayer) (err error) {

@@ -245,7 +245,9 @@ func TestBlackHole(t *testing.T) {
 	}
 	defer relay.Close()
 	relay.SetDelay(5 * time.Millisecond)
+	r.sink.mu.Lock()
 	r.sink.delay = 5 * time.Millisecond // so that the drain is not over at once
+	r.sink.mu.Unlock()
 	e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) { o.Config.Window = 200_000 })
 	const total = 40_000
 	r.stream.addN(total, 100)

@@ -58,7 +58,9 @@ func TestRigBlackHole(t *testing.T) {
 	}
 	defer relay.Close()
 	relay.SetDelay(20 * time.Millisecond)
+	r.sink.mu.Lock()
 	r.sink.delay = 5 * time.Millisecond
+	r.sink.mu.Unlock()
 	e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) {
 		o.Config.Timing = Timing{}
 		o.Config.Window = 500_000

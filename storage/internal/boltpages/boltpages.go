@@ -104,7 +104,7 @@ const (
 )
 
 // Damage is a page that cannot be trusted, and what it hides.
-type Damage struct {
+type Damage struct { //nolint:errname // first of all it is a description
 	Kind   Kind
 	Page   uint64 // its number
 	Reason string
