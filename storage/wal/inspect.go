@@ -3,6 +3,7 @@ package wal
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,6 +80,8 @@ func Scan(dir string, fn func(Record) error) (*Info, error) {
 		}
 		fi, err := e.Info()
 		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			// The log is in use, and has begun to write to it under another name.
 		case err != nil:
 			return nil, fmt.Errorf("scan log: %w", err)
 		case spare:

@@ -110,3 +110,40 @@ func TestScan(t *testing.T) {
 		t.Errorf("after closing: %+v, LSNs %v", info, lsns)
 	}
 }
+
+// A log in use is scanned while its spares come, get other names and go.
+func TestScanBesideSpares(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(Options{FS: vfs.OS, Dir: dir, SegmentSize: 64 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for n := uint64(0); ; n++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			name := filepath.Join(dir, segmentName(freshNumber+n%64, spareSuffix))
+			if os.WriteFile(name, nil, 0o600) == nil && n%64 == 63 {
+				for i := range uint64(64) {
+					_ = os.Remove(filepath.Join(dir, segmentName(freshNumber+i, spareSuffix)))
+				}
+			}
+		}
+	}()
+	for range 300 {
+		if _, err := Scan(dir, nil); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	<-done
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
