@@ -385,7 +385,13 @@ func (c *compaction) finish() error {
 		return err
 	}
 	c.report.Blocked = time.Since(begin)
-	return s.writeFloor()
+	if err := s.writeFloor(); err != nil {
+		if err = failure(err); errors.Is(err, storage.ErrFailed) {
+			im.failed.Store(true)
+		}
+		return err
+	}
+	return nil
 }
 
 // bucket copies a bucket as it is, in slices.

@@ -1,6 +1,7 @@
 package msgstore
 
 import (
+	"bytes"
 	"errors"
 	"io/fs"
 	"os"
@@ -129,6 +130,21 @@ func TestStale(t *testing.T) {
 			}
 		}
 		accepted(dir, 201, 0)
+	})
+	t.Run("gone, with the floor damaged", func(t *testing.T) {
+		dir := aged(t)
+		if err := os.Remove(filepath.Join(dir, FileName)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, FloorName), bytes.Repeat([]byte{1}, 2*floorSlot), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(dir, Options{WALOldest: 2, Log: quiet()}); !errors.Is(err, storage.ErrCorrupt) {
+			t.Fatalf("open: %v", err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, FileName)); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("a file has been made: %v", err)
+		}
 	})
 	t.Run("another's", func(t *testing.T) {
 		dir := aged(t)

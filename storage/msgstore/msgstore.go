@@ -130,6 +130,9 @@ func Open(dir string, o Options) (*Store, error) {
 			File: path, Missing: true, Floor: floor, Lost: storage.Span{First: floor.First, Last: floor.Last},
 		})
 	}
+	if missing && errors.Is(floorErr, storage.ErrCorrupt) && o.WALOldest != 1 && !o.AcceptStale {
+		return nil, fmt.Errorf("open message store: %s is gone: %w", path, floorErr)
+	}
 	var uid [16]byte
 	_, _ = rand.Read(uid[:]) // never fails
 	if missing && floorErr == nil {
