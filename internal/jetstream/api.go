@@ -370,6 +370,7 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 	store := e.newStore(group, cfg.Storage, true)
 	if f, ok := store.(*fileStore); ok { // creates the file: not where records of all streams are applied
 		if _, err := f.acquire(); noSpace(err) {
+			e.discard(group, store)
 			return nil, false, api.ErrInsufficientResources
 		} else if err != nil {
 			if errors.Is(err, storage.ErrFailed) {
@@ -394,12 +395,26 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 		store = e.prepared[group]
 		delete(e.prepared, group)
 		e.mu.Unlock()
-		if store != nil { // nobody else is going to
+		switch {
+		case store == nil:
+		case errors.Is(err, api.ErrInsufficientResources): // it has not come to be, and room is wanted
+			e.discard(group, store)
+		default: // nobody else is going to
 			err = errors.Join(err, store.Close())
 		}
 		return nil, false, err
 	}
+	if res.err != nil {
+		return nil, false, res.err
+	}
 	return res.stream, true, nil
+}
+
+// discard removes what was made for a stream that has not come to be.
+func (e *Engine) discard(g storage.GroupID, store storage.Store) {
+	if err := store.Destroy(); err != nil {
+		e.log.Warn("the directory of a stream that could not be created remains until the next start", "group", g, "err", err)
+	}
 }
 
 // checkOverlap refuses subjects that another stream has.

@@ -132,8 +132,12 @@ func (e *Engine) refuseSubjects(d *downStream) {
 }
 
 // isDamage reports whether an error is about what a stream's files hold, so
-// that it concerns that stream alone.
+// that it concerns that stream alone. A write or sync that failed is not: it
+// ends the process.
 func isDamage(err error) bool {
+	if errors.Is(err, storage.ErrFailed) {
+		return false
+	}
 	return errors.Is(err, storage.ErrCorrupt) || errors.Is(err, syscall.EIO) || errors.Is(err, command.ErrMalformed)
 }
 
@@ -348,7 +352,11 @@ func (e *Engine) repair(d *downStream) {
 		}
 		d.last = err
 	}
-	if errors.Is(err, storage.ErrClosed) || errors.Is(err, storage.ErrFailed) || e.closing.Load() {
+	if errors.Is(err, storage.ErrClosed) || e.closing.Load() {
+		return
+	}
+	if errors.Is(err, storage.ErrFailed) {
+		e.fail(fmt.Errorf("repairing stream %q: %w", d.rec.Name, err))
 		return
 	}
 	e.quarantine(d, err)

@@ -60,8 +60,11 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 		dir: filepath.Join(e.o.Dir, "streams", groupDir(g)), fs: e.o.FS, create: create,
 		open: func(dir string, o msgstore.Options) (backing, error) {
 			o.Log = e.log
-			if o.WALOldest == 0 {
+			if o.WALOldest == 0 && !o.AcceptStale { // else the log is known not to do
 				o.WALOldest = e.wal.Oldest()
+				if floor, err := msgstore.ReadFloor(dir); err == nil && floor.Applied > e.wal.Written() {
+					o.WALOldest = 0 // it ends before: it is a new one, or an older copy
+				}
 			}
 			return msgstore.Open(dir, o)
 		},
@@ -140,7 +143,11 @@ func (f *fileStore) isOpen() bool { return f.refs.Load() >= 0 }
 func (f *fileStore) rest() (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.st == nil || !f.refs.CompareAndSwap(0, -resting) {
+	if f.st == nil || f.refs.Load() != 0 {
+		return false, nil
+	}
+	f.remember() // for those who ask as soon as it rests
+	if !f.refs.CompareAndSwap(0, -resting) {
 		return false, nil
 	}
 	f.remember()

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +17,9 @@ import (
 
 	"petiole/internal/jetstream/api"
 	"petiole/internal/jetstream/command"
+	"petiole/storage"
+	"petiole/storage/msgstore"
+	"petiole/storage/wal"
 )
 
 // within fails the test if fn takes longer than anything but a deadlock does.
@@ -281,5 +286,105 @@ func TestConsumerReplacedByMemory(t *testing.T) {
 	n = startNode(t, dir)
 	if k := must2(n.e.Stream("S")).NumConsumers(); k != 0 {
 		t.Errorf("%d consumers", k)
+	}
+}
+
+// A stream may be taken down while a checkpoint of it is about to begin: that is
+// no failure of the store.
+func TestCheckpointOfStreamTakenDown(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 10)
+	old := must2(n.e.Stream("S"))
+	n.e.applyMu.Lock()
+	n.e.takeDown(old, &storage.CorruptError{Reason: "test"}, nil)
+	n.e.applyMu.Unlock()
+	eventually(t, "the stream serves again", func() bool { s, ok := n.e.Stream("S"); return ok && s != old })
+	if old.holds() == 0 {
+		t.Fatal("there is nothing to checkpoint")
+	}
+	if err := n.e.kept(old); err != nil {
+		t.Fatal(err)
+	}
+	if st := must2(n.e.Stream("S")).State(); st.Msgs != 10 {
+		t.Fatalf("%+v", st)
+	}
+}
+
+// stateBacking is a store that is asked for its state by others while it is.
+type stateBacking struct {
+	backing
+	asked func()
+}
+
+func (b *stateBacking) State() storage.State {
+	if fn := b.asked; fn != nil {
+		b.asked = nil
+		fn()
+		b.asked = fn
+	}
+	return b.backing.State()
+}
+
+// Whoever asks for the state while a file is being closed gets that of now.
+func TestStateWhileResting(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	f := n.e.newFileStore(77, true)
+	open, asked := f.open, 0
+	f.open = func(dir string, o msgstore.Options) (backing, error) {
+		st, err := open(dir, o)
+		b := &stateBacking{backing: st}
+		b.asked = func() {
+			if asked++; f.State().Last != 1 {
+				t.Error("the state is that of before the file was opened")
+			}
+		}
+		return b, err
+	}
+	must(f.Append(storage.Message{Subject: "s"}))
+	if rested := must(f.rest()); !rested || asked == 0 {
+		t.Fatalf("rested %v, asked %d times", rested, asked)
+	}
+	if err := f.Destroy(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A write that has failed ends the process, whatever else the error is.
+func TestFailureIsNoDamage(t *testing.T) {
+	err := fmt.Errorf("open: %w: %w", storage.ErrFailed, syscall.EIO)
+	if isDamage(err) || !isDamage(syscall.EIO) || !isDamage(&storage.CorruptError{}) {
+		t.Error("failures and damage are not told apart")
+	}
+}
+
+// refusing is a proposer for whose lazy records there is no room at first.
+type refusing struct {
+	proposer
+	left atomic.Int32 // to be refused
+}
+
+func (p *refusing) ProposeLazy(g storage.GroupID, tag any, parts ...[]byte) error {
+	if p.left.Add(-1) >= 0 {
+		return wal.ErrNoSpace
+	}
+	return p.proposer.ProposeLazy(g, tag, parts...)
+}
+
+// Messages expire though there was no room to say so the first time, and nothing
+// else happens to their stream.
+func TestExpiryIsTriedAgain(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	p := &refusing{proposer: n.e.prop}
+	p.left.Store(1)
+	n.e.prop = p // nobody is connected yet
+	s := must(n.e.EnsureStream(api.StreamConfig{Name: "S", Subjects: []string{"s"}, Storage: api.FileStorage, MaxAge: 200 * time.Millisecond}))
+	s.publish([]byte("s"), nil, nil, []byte("x"))
+	n.e.Kick()
+	eventually(t, "the message is stored", func() bool { return s.DurableState().Last == 1 })
+	eventually(t, "the message expires", func() bool { return s.DurableState().Msgs == 0 })
+	if p.left.Load() >= 0 {
+		t.Error("nothing was refused")
 	}
 }

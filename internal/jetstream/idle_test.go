@@ -246,6 +246,13 @@ func TestUnknownDirectories(t *testing.T) {
 	if err := must(msgstore.Open(filepath.Join(streams, groupDir(78)), msgstore.Options{})).Close(); err != nil {
 		t.Fatal(err)
 	}
+	beside := filepath.Join(streams, groupDir(80)) // an empty store with something parked beside it
+	if err := must(msgstore.Open(beside, msgstore.Options{})).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(beside, parkedName), []byte(parkedMagic), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, name := range []string{groupDir(79), "notes"} {
 		if err := os.MkdirAll(filepath.Join(streams, name), 0o700); err != nil {
 			t.Fatal(err)
@@ -275,7 +282,7 @@ func TestUnknownDirectories(t *testing.T) {
 			}
 		}
 	}
-	if want := []string{groupDir(77), groupDir(79), "notes"}; fmt.Sprint(parked) != fmt.Sprint(want) {
+	if want := []string{groupDir(77), groupDir(79), groupDir(80), "notes"}; fmt.Sprint(parked) != fmt.Sprint(want) {
 		t.Fatalf("parked are %v, want %v", parked, want)
 	}
 }

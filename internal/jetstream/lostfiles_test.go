@@ -178,3 +178,87 @@ func TestFirstStreamHalfMade(t *testing.T) {
 		})
 	}
 }
+
+// Where the log is lost, what is acknowledged after that keeps its sequence,
+// though the next start finds the same hole in the log.
+func TestLostLogDecidesOnce(t *testing.T) {
+	ctx := testContext(t)
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	for _, s := range []string{"A", "B"} {
+		createStream(t, js, jetstream.StreamConfig{Name: s, Subjects: []string{s}})
+		publishN(t, js, s, 5)
+	}
+	if err := n.e.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	publishN(t, js, "B", 3) // in the log only
+	publishN(t, js, "A", 5)
+	if err := must2(n.e.Stream("A")).checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	n.crash()
+	if err := os.RemoveAll(filepath.Join(dir, "wal")); err != nil {
+		t.Fatal(err)
+	}
+	n = startNode(t, dir)
+	_, js = n.connect()
+	if n.e.Damage().LostRecords == 0 {
+		t.Fatal("the loss is not counted")
+	}
+	ack := must(js.Publish(ctx, "B", []byte("after")))
+	n.crash()
+	n = startNode(t, dir)
+	s := must2(n.e.Stream("B"))
+	if m, err := s.store.Load(ack.Sequence); err != nil || string(m.Data) != "after" || s.State().Last != ack.Sequence {
+		t.Fatalf("sequence %d was acknowledged: %q, %v, %+v", ack.Sequence, m.Data, err, s.State())
+	}
+}
+
+// With the log a stream's file may be lost as well, or be an older copy. An empty
+// log is none that the stream could come up to date from, and what it takes from
+// then on must not look as if it were from before.
+func TestLostLogAndFile(t *testing.T) {
+	ctx := testContext(t)
+	for _, older := range []bool{false, true} {
+		dir := t.TempDir()
+		n := startNode(t, dir)
+		_, js := n.connect()
+		createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+		publishN(t, js, "s", 4)
+		if err := n.e.Checkpoint(); err != nil {
+			t.Fatal(err)
+		}
+		path := n.e.storePath(must2(n.e.Stream("S")).group)
+		had := must(os.ReadFile(path))
+		publishN(t, js, "s", 6)
+		n.stop()
+		if err := errors.Join(os.RemoveAll(filepath.Join(dir, "wal")), os.Remove(path)); err != nil {
+			t.Fatal(err)
+		}
+		want := storage.State{First: 11, Last: 11, Msgs: 1}
+		if older {
+			want.First, want.Msgs = 1, 5
+			if err := os.WriteFile(path, had, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n = startNode(t, dir)
+		_, js = n.connect()
+		if st := n.e.Damage(); st.Repairs != 1 || st.LostMsgs == 0 {
+			t.Fatalf("older %v: %+v", older, st)
+		}
+		if ack := must(js.Publish(ctx, "s", []byte("after"))); ack.Sequence != 11 {
+			t.Fatalf("older %v: sequence %d", older, ack.Sequence)
+		}
+		n.crash()
+		n = startNode(t, dir)
+		s := must2(n.e.Stream("S"))
+		st := s.State()
+		if m, err := s.store.Load(11); err != nil || string(m.Data) != "after" || st.First != want.First || st.Last != want.Last || st.Msgs != want.Msgs {
+			t.Fatalf("older %v: %q, %v, %+v", older, m.Data, err, st)
+		}
+		n.stop()
+	}
+}

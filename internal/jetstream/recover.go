@@ -87,7 +87,6 @@ func (e *Engine) recover() error {
 	if err := e.parkOrphans(); err != nil {
 		return err
 	}
-	lossy := e.damage.LostRecords.Load() > 0
 	newest = max(newest, known.applied)
 	if w := e.wal.Written(); w < newest {
 		e.damage.LostRecords.Add(uint64(newest - w))
@@ -99,7 +98,7 @@ func (e *Engine) recover() error {
 	}
 	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
 	e.nextGroup = b.next
-	if lossy {
+	if e.damage.LostRecords.Load() > 0 {
 		if err := e.settleLost(); err != nil {
 			return err
 		}
@@ -311,7 +310,7 @@ func (e *Engine) creations(records []streamRecord) (map[uint64]bool, error) {
 }
 
 // load makes the streams of the meta database's records, and returns the newest
-// record of the log that any of them has been checkpointed at.
+// record of the log that any of them is known to have been checkpointed at.
 func (e *Engine) load(records []streamRecord, created map[uint64]bool) (newest storage.LSN, err error) {
 	streams := make([]*Stream, len(records))
 	errs := make([]error, len(records))
@@ -337,6 +336,11 @@ func (e *Engine) load(records []streamRecord, created map[uint64]bool) (newest s
 			e.log.Error("a stream's files are damaged and are going to be repaired", "stream", r.Name,
 				"directory", e.streamDir(storage.GroupID(r.Group)), "err", errs[i])
 			e.setDown(&downStream{rec: r, cause: errs[i], since: time.Now(), create: created[r.Group]}, true)
+			// It goes on from there once it is repaired; the log must not begin before.
+			newest = max(newest, storage.LSN(r.LastAt))
+			if floor, err := msgstore.ReadFloor(e.streamDir(storage.GroupID(r.Group))); err == nil {
+				newest = max(newest, floor.Applied)
+			}
 			continue
 		}
 		if s == nil {
@@ -484,8 +488,8 @@ func neverUsed(dir string) bool {
 		entries = slices.DeleteFunc(entries, func(f fs.DirEntry) bool { return f.Name() == msgstore.FloorName })
 	}
 	for _, f := range entries {
-		if f.IsDir() {
-			return false
+		if f.Name() != msgstore.FileName && f.Name() != msgstore.FloorName {
+			return false // what was parked there, say
 		}
 	}
 	if _, err := os.Stat(filepath.Join(dir, msgstore.FileName)); errors.Is(err, fs.ErrNotExist) {

@@ -840,7 +840,10 @@ func (s *Stream) expire(now int64) {
 		return
 	}
 	if err := s.e.prop.ProposeLazy(s.group, nil, rec); err != nil {
+		// There is no room, and perhaps nobody publishes who would bring the
+		// timer back.
 		s.expiring = false
+		s.arm(time.Now().Add(spaceRetry))
 		return
 	}
 	s.e.prop.Kick()
@@ -1084,6 +1087,13 @@ func (s *Stream) checkpoint() error {
 		} else {
 			undo()
 			s.mu.Unlock()
+			if f, ok := s.store.(*fileStore); ok {
+				// It was closed, as the stream was taken down, or cannot be opened.
+				if _, err := f.acquire(); err != nil {
+					return fmt.Errorf("checkpoint of stream %q: %w", s.name, err)
+				}
+				f.release()
+			}
 			return fmt.Errorf("checkpoint of stream %q: a set is frozen already", s.name)
 		}
 	}
