@@ -72,6 +72,9 @@ func TestInMemoryWithoutNetwork(t *testing.T) {
 	if _, err := nc.Subscribe("svc", func(m *nats.Msg) { _ = m.Respond(m.Data) }); err != nil {
 		t.Fatal(err)
 	}
+	if err := nc.Flush(); err != nil { // the other client must find it there
+		t.Fatal(err)
+	}
 	m, err := connect(t, l, "").Request("svc", []byte("x"), 5*time.Second)
 	if err != nil || string(m.Data) != "x" {
 		t.Fatal(m, err)

@@ -21,12 +21,15 @@ import (
 var noDeadline time.Time
 
 // run starts a server on a port that the system chooses.
-func run(tb testing.TB, opts Options) *Server {
+func run(tb testing.TB, opts Options, with ...func(*Server)) *Server {
 	tb.Helper()
 	opts.Host, opts.Port = "127.0.0.1", -1
 	s, err := New(opts)
 	if err != nil {
 		tb.Fatal(err)
+	}
+	for _, f := range with {
+		f(s)
 	}
 	if err := s.Start(); err != nil {
 		tb.Fatal(err)

@@ -308,7 +308,8 @@ func TestSlowConsumer(t *testing.T) {
 // TestBackPressure has a consumer that starts to read only when its producer
 // is held back, and a limit far below what is sent.
 func TestBackPressure(t *testing.T) {
-	s := run(t, Options{MaxPending: 4 << 20})
+	// However slow the machine is: the reader is waited for until it has read.
+	s := run(t, Options{MaxPending: 4 << 20}, func(s *Server) { s.stallMax, s.stuckAfter = time.Minute, time.Minute })
 	r := rawDial(t, s)
 	r.send(quiet + "SUB flood 1\r\nPING\r\n")
 	r.expect("PONG\r\n")
@@ -316,7 +317,7 @@ func TestBackPressure(t *testing.T) {
 	one := "MSG flood 1 8192\r\n" + strings.Repeat("x", 8192) + "\r\n"
 	done := make(chan error, 1)
 	go func() {
-		for end := time.Now().Add(5 * time.Second); s.Stats().Stalls == 0 && time.Now().Before(end); {
+		for end := time.Now().Add(30 * time.Second); s.Stats().Stalls == 0 && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 		buf := make([]byte, 256<<10)

@@ -345,7 +345,7 @@ func (p *Publisher) count() {
 func (p *Publisher) holdBack(c *client) bool {
 	o := &c.out
 	o.mu.Lock()
-	if o.pending < c.srv.stallFrom || o.closed || time.Since(o.moved) > stuckAfter {
+	if o.pending < c.srv.stallFrom || o.closed || time.Since(o.moved) > c.srv.stuckAfter {
 		o.mu.Unlock()
 		return false
 	}
@@ -355,7 +355,7 @@ func (p *Publisher) holdBack(c *client) bool {
 	stall := o.stall
 	o.mu.Unlock()
 	c.srv.stalls.Add(1)
-	t := time.NewTimer(stallMax)
+	t := time.NewTimer(c.srv.stallMax)
 	defer t.Stop()
 	select {
 	case <-stall:

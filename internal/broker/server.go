@@ -36,7 +36,9 @@ type Server struct {
 	log   *slog.Logger
 	start time.Time
 
+	// The constants of these names, but for tests and small limits.
 	stallFrom, stallUntil int64
+	stallMax, stuckAfter  time.Duration
 
 	name string // fixed by New
 
@@ -76,7 +78,7 @@ func New(opts Options) (*Server, error) {
 	kp.Wipe() // only the name is used
 	s := &Server{
 		id: id, name: cmp.Or(set.ServerName, id), log: set.Log, clients: make(map[uint64]*client), start: time.Now(),
-		stallFrom: min(stallFrom, set.MaxPending/4),
+		stallFrom: min(stallFrom, set.MaxPending/4), stallMax: stallMax, stuckAfter: stuckAfter,
 	}
 	s.set.Store(set)
 	s.stallUntil = s.stallFrom / 2
