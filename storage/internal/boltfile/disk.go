@@ -1,8 +1,11 @@
 package boltfile
 
 import (
+	"errors"
 	"os"
+	"strings"
 	"sync/atomic"
+	"syscall"
 
 	"go.etcd.io/bbolt"
 )
@@ -42,12 +45,44 @@ func SetTap(t Tap) {
 
 // Update runs a transaction that changes db and returns when it is on disk. All
 // of Petiole's transactions that write go through here.
+//
+// An error of the operating system's is to be had with errors.As, also where
+// bbolt has but its words.
 func Update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
 	if t := tap.Load(); t != nil {
-		return (*t).Update(db, fn)
+		return withErrno((*t).Update(db, fn))
 	}
-	return db.Update(fn)
+	return withErrno(db.Update(fn))
 }
+
+// withErrno returns err, which a transaction has ended with, so that it wraps
+// the number of the operating system's error: bbolt passes on only the text of
+// one that keeps a file from growing. What is not one of those for want of room
+// is taken for an I/O error.
+func withErrno(err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	if !strings.HasPrefix(text, "file resize error: ") && !strings.HasPrefix(text, "file sync error: ") || errors.As(err, new(syscall.Errno)) {
+		return err
+	}
+	errno := syscall.EIO
+	for _, e := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT} {
+		if strings.HasSuffix(text, e.Error()) {
+			errno = e
+		}
+	}
+	return &growError{err, errno}
+}
+
+// growError is an error of bbolt's with the number of its cause.
+type growError struct {
+	error
+	errno syscall.Errno
+}
+
+func (e *growError) Unwrap() []error { return []error{e.error, e.errno} }
 
 // do carries out a change that a Tap may see.
 func do(op Op, name, newname string, change func() error) error {
