@@ -92,10 +92,17 @@ type Space struct {
 	Ballast int64     `json:"ballast"` // a file that is given up when there is no room, apart from free
 }
 
-// WAL summarises the write-ahead log. Sizes are in octets.
+// WAL summarises the write-ahead log. Sizes are in octets. What was written
+// and synced counts from the start of the program; records a sync is how many
+// messages, acknowledgements and the like shared one.
 type WAL struct {
-	Bytes  int64 `json:"bytes"`
-	Budget int64 `json:"budget"`
+	Bytes    int64         `json:"bytes"`
+	Budget   int64         `json:"budget"`
+	Records  uint64        `json:"records"`
+	Batches  uint64        `json:"batches"`
+	Written  uint64        `json:"written"`
+	Syncs    uint64        `json:"syncs"`
+	LastSync time.Duration `json:"last_sync_ns"`
 }
 
 // Damage counts what was found damaged on disk since the start.

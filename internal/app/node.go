@@ -180,7 +180,10 @@ func (n *Node) Status() admin.Status {
 		}
 		es := n.Engine.Stats()
 		js.OpenStores = es.OpenStores
-		js.Log = admin.WAL{Bytes: es.WALBytes, Budget: es.WALBudget}
+		js.Log = admin.WAL{
+			Bytes: es.WALBytes, Budget: es.WALBudget, Records: es.WAL.Records, Batches: es.WAL.Batches,
+			Written: es.WAL.Bytes, Syncs: es.WAL.Syncs, LastSync: es.WAL.LastSync,
+		}
 		js.Space = admin.Space(n.Engine.Space())
 		js.Damage = admin.Damage(n.Engine.Damage())
 		st.JetStream = js

@@ -86,6 +86,8 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 			sync = js.SyncInterval.String()
 		}
 		row("store", "%s, sync %s", js.StoreDir, sync)
+		row("log", "%s (budget %s), %s and %s since the start", Bytes(uint64(js.Log.Bytes)), Bytes(uint64(js.Log.Budget)),
+			count(js.Log.Records, "record"), count(js.Log.Syncs, "sync"))
 		if sp := js.Space; sp.Full {
 			row("disk", "full for %s, messages are refused until there is room: %s", time.Since(sp.Since).Round(time.Second), sp.Reason)
 		}

@@ -626,11 +626,12 @@ type Stats struct {
 	OpenStores int   // streams whose files are open
 	WALBytes   int64 // records in the log
 	WALBudget  int64
+	WAL        wal.Stats // what the log did since the start
 }
 
 // Stats describes the engine's use of resources.
 func (e *Engine) Stats() Stats {
-	return Stats{OpenStores: int(e.openStores.Load()), WALBytes: e.wal.Size(), WALBudget: e.o.WALBudget}
+	return Stats{OpenStores: int(e.openStores.Load()), WALBytes: e.wal.Size(), WALBudget: e.o.WALBudget, WAL: e.wal.Stats()}
 }
 
 // Damage returns what damage has been met since the start.

@@ -25,7 +25,10 @@ type benchCase struct {
 	syncAlways bool
 	// extra is how long the case may take beyond what follows from -duration.
 	extra time.Duration
-	run   func(context.Context, *env) (ms []metric, messages int, cpu time.Duration, err error)
+	// most is how often the case is repeated at most, if its figures hardly
+	// differ; 0: as often as asked for.
+	most int
+	run  func(context.Context, *env) (ms []metric, messages int, cpu time.Duration, err error)
 }
 
 func cases() []benchCase {
@@ -41,7 +44,8 @@ func cases() []benchCase {
 		{name: "js-async-always", syncAlways: true, run: benchAsyncPublish},
 		{name: "js-async-default", run: benchAsyncPublish},
 		{name: "js-consume", run: benchConsume},
-		{name: "js-disk", extra: 5 * time.Minute, run: benchDisk},
+		{name: casePublishers, syncAlways: true, extra: 2 * time.Minute, run: benchPublishers},
+		{name: "js-disk", extra: 5 * time.Minute, most: 2, run: benchDisk},
 	}
 }
 
@@ -204,12 +208,19 @@ func (e *env) roundTrips(one func() error) ([]metric, int, time.Duration, error)
 	}
 	wall, cpu, err := m.stop()
 	slices.Sort(took)
-	quantile := func(q float64) float64 { return float64(took[int(q*float64(len(took)-1))]) / 1e3 }
 	return []metric{
-		{"p50", "us", "less", quantile(0.50)},
-		{"p99", "us", "less", quantile(0.99)},
+		{"p50", "us", "less", quantile(took, 0.50)},
+		{"p99", "us", "less", quantile(took, 0.99)},
 		rate("rate", len(took), wall),
 	}, len(took), cpu, err
+}
+
+// quantile returns the q-quantile of sorted times, in microseconds.
+func quantile(took []time.Duration, q float64) float64 {
+	if len(took) == 0 {
+		return 0
+	}
+	return float64(took[int(q*float64(len(took)-1))]) / 1e3
 }
 
 // stream creates the file stream that the JetStream cases use.

@@ -3,17 +3,22 @@
 // run, each server alone in a process of its own with an empty store, in
 // alternating order. It prints one table with medians and the ratio of the two.
 //
-//	go run ./cmd/peerbench -count 5
+//	go run ./cmd/peerbench -count 5 -check
 //	go run ./cmd/peerbench -run 'js-sync|request' -json result.json
+//	go run ./cmd/peerbench -run js-publishers
+//	go run ./cmd/peerbench -list
 //
 // A ratio above 1 means that petiole's figure is the larger one; the column
-// "better" says which direction is good. Traffic stays on the loopback
-// interface and every case is bounded in time.
+// "better" says which direction is good. With -check the ratios have to be what
+// the table in targets.go wants (also: -list), or the exit status is 2; it is 1
+// when something could not be measured. Traffic stays on the loopback
+// interface. A case that does not end is killed with its server, and the whole
+// run ends after -limit with what there is by then.
 package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -40,13 +45,22 @@ type options struct {
 	natsServer string
 	peers      []string
 	jsonPath   string
+	check      bool
+	list       bool
+	limit      time.Duration
 }
+
+// errMissed says that -check is not content.
+var errMissed = errors.New("targets were missed")
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := mainErr(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "peerbench:", err)
+		if errors.Is(err, errMissed) {
+			os.Exit(2)
+		}
 		os.Exit(1)
 	}
 }
@@ -62,12 +76,18 @@ func parse(args []string) (options, error) {
 	fs.StringVar(&o.natsServer, "nats-server", "", "nats-server binary (default: built from this module's go.mod)")
 	peers := fs.String("peers", "nats-server,petiole", "servers to measure")
 	fs.StringVar(&o.jsonPath, "json", "", "also write every sample to this `file` as JSON (- for standard output instead of the table)")
+	fs.BoolVar(&o.check, "check", false, "compare the ratios with the targets, and fail if one is missed")
+	fs.BoolVar(&o.list, "list", false, "list cases and targets, and run nothing")
+	fs.DurationVar(&o.limit, "limit", 40*time.Minute, "time for the whole run")
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
 	var err error
 	if o.run, err = regexp.Compile(*run); err != nil {
 		return o, fmt.Errorf("-run: %w", err)
+	}
+	if o.limit <= 0 {
+		return o, errors.New("-limit must be above 0")
 	}
 	if o.count < 1 || o.duration <= 0 || o.duration > time.Minute {
 		return o, fmt.Errorf("-count must be at least 1 and -duration between 0 and 1m")
@@ -86,6 +106,11 @@ func mainErr(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	if o.list {
+		return list(os.Stdout)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.limit, fmt.Errorf("the run took longer than -limit %v", o.limit))
+	defer cancel()
 	work, err := os.MkdirTemp(o.dir, "peerbench-")
 	if err != nil {
 		return err
@@ -101,41 +126,87 @@ func mainErr(ctx context.Context, args []string) error {
 	if rep.FdatasyncMicros, err = probeDisk(work); err != nil {
 		return err
 	}
+	started := time.Now()
 	for _, c := range cases() {
-		if !o.run.MatchString(c.name) {
-			continue
-		}
-		for i := range o.count {
-			order := slices.Clone(o.peers)
-			if i%2 == 1 {
-				slices.Reverse(order)
-			}
-			for _, peer := range order {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				fmt.Fprintf(os.Stderr, "%s %s %d/%d: ", c.name, peer, i+1, o.count)
-				m, err := runOnce(ctx, c, peer, binaries[peer], work, o.duration)
-				if err != nil {
-					fmt.Fprintln(os.Stderr, "FAILED:", err)
-					rep.Failures = append(rep.Failures, fmt.Sprintf("%s on %s: %v", c.name, peer, err))
-					continue
-				}
-				fmt.Fprintln(os.Stderr, summary(m))
-				rep.Samples = append(rep.Samples, sample{Case: c.name, Peer: peer, Metrics: m})
-			}
+		if o.run.MatchString(c.name) {
+			rep.measure(ctx, &o, c, binaries, work)
 		}
 	}
 	if len(rep.Samples) == 0 && len(rep.Failures) == 0 {
 		return fmt.Errorf("-run %q matches none of the cases %s", o.run, strings.Join(names(), ", "))
 	}
+	fmt.Fprintf(os.Stderr, "measured for %v\n", time.Since(started).Round(time.Second))
 	if err := rep.write(o.jsonPath, os.Stdout); err != nil {
 		return err
+	}
+	missed := 0
+	if o.check && o.jsonPath != "-" {
+		fmt.Println()
+	}
+	if o.check {
+		out := io.Writer(os.Stdout)
+		if o.jsonPath == "-" {
+			out = os.Stderr
+		}
+		if missed, err = rep.judge(out, o.run.MatchString); err != nil {
+			return err
+		}
 	}
 	if n := len(rep.Failures); n > 0 {
 		return fmt.Errorf("%d measurements failed, first: %s", n, rep.Failures[0])
 	}
+	if missed > 0 {
+		return fmt.Errorf("%d %w", missed, errMissed)
+	}
 	return nil
+}
+
+// measure runs the repetitions of one case. What fails is noted.
+func (r *report) measure(ctx context.Context, o *options, c benchCase, binaries map[string]string, work string) {
+	count := o.count
+	if c.most > 0 {
+		count = min(count, c.most)
+	}
+	for i := range count {
+		order := slices.Clone(o.peers)
+		if i%2 == 1 {
+			slices.Reverse(order)
+		}
+		for _, peer := range order {
+			if ctx.Err() != nil {
+				r.Failures = append(r.Failures, fmt.Sprintf("%s on %s was not run %d times: %v", c.name, peer, count, context.Cause(ctx)))
+				return
+			}
+			fmt.Fprintf(os.Stderr, "%s %s %d/%d: ", c.name, peer, i+1, count)
+			m, err := runOnce(ctx, c, peer, binaries[peer], work, o.duration)
+			if err != nil {
+				fmt.Fprintln(os.Stderr, "FAILED:", err)
+				r.Failures = append(r.Failures, fmt.Sprintf("%s on %s: %v", c.name, peer, err))
+				continue
+			}
+			fmt.Fprintln(os.Stderr, summary(m))
+			r.Samples = append(r.Samples, sample{Case: c.name, Peer: peer, Metrics: m})
+		}
+	}
+}
+
+// list prints the cases and what -check wants of them.
+func list(w io.Writer) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "case\tmetric\ttarget (petiole / nats-server)\t")
+	for _, c := range cases() {
+		any := false
+		for _, t := range targets() {
+			if t.name == c.name {
+				fmt.Fprintf(tw, "%s\t%s\t%s\t\n", t.name, t.metric, t.want())
+				any = true
+			}
+		}
+		if !any {
+			fmt.Fprintf(tw, "%s\t-\t-\t\n", c.name)
+		}
+	}
+	return tw.Flush()
 }
 
 func names() []string {
@@ -167,142 +238,4 @@ func build(ctx context.Context, o *options, dir string) (map[string]string, erro
 		}
 	}
 	return out, nil
-}
-
-// metric is one figure of one repetition.
-type metric struct {
-	Name   string  `json:"name"`
-	Unit   string  `json:"unit"`
-	Better string  `json:"better"` // "more" or "less"
-	Value  float64 `json:"value"`
-}
-
-type sample struct {
-	Case    string   `json:"case"`
-	Peer    string   `json:"peer"`
-	Metrics []metric `json:"metrics"`
-}
-
-type report struct {
-	Go              string   `json:"go"`
-	CPUs            int      `json:"cpus"`
-	Count           int      `json:"count"`
-	Seconds         float64  `json:"seconds"`
-	FdatasyncMicros float64  `json:"fdatasync_us_p50"`
-	Samples         []sample `json:"samples"`
-	Failures        []string `json:"failures,omitempty"`
-}
-
-func (r *report) write(jsonPath string, stdout io.Writer) error {
-	if jsonPath != "" {
-		b, err := json.MarshalIndent(r, "", "  ")
-		if err != nil {
-			return err
-		}
-		b = append(b, '\n')
-		if jsonPath == "-" {
-			_, err = stdout.Write(b)
-			return err
-		}
-		if err := os.WriteFile(jsonPath, b, 0o644); err != nil {
-			return fmt.Errorf("write -json: %w", err)
-		}
-	}
-	return r.table(stdout)
-}
-
-// table prints medians, one line for each case and metric.
-func (r *report) table(w io.Writer) error {
-	fmt.Fprintf(w, "%s, %d CPUs, median of %d, %.3g s of load each; fdatasync of 4 KiB here: p50 %.0f us\n",
-		r.Go, r.CPUs, r.Count, r.Seconds, r.FdatasyncMicros)
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(tw, "case\tmetric\tunit\tbetter\tnats-server\tpetiole\tratio\t")
-	type key struct{ c, m string }
-	var order []key
-	def := map[key]metric{}
-	values := map[key]map[string][]float64{}
-	for _, s := range r.Samples {
-		for _, m := range s.Metrics {
-			k := key{s.Case, m.Name}
-			if values[k] == nil {
-				values[k] = map[string][]float64{}
-				order = append(order, k)
-				def[k] = m
-			}
-			values[k][s.Peer] = append(values[k][s.Peer], m.Value)
-		}
-	}
-	for _, k := range order {
-		n, p := median(values[k][peerNATS]), median(values[k][peerPetiole])
-		ratio := "-"
-		if len(values[k][peerNATS]) > 0 && len(values[k][peerPetiole]) > 0 && n != 0 {
-			ratio = fmt.Sprintf("%.2f", p/n)
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", k.c, k.m, def[k].Unit, def[k].Better,
-			figure(values[k][peerNATS], n), figure(values[k][peerPetiole], p), ratio)
-	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	for _, f := range r.Failures {
-		fmt.Fprintln(w, "FAILED:", f)
-	}
-	return nil
-}
-
-func figure(samples []float64, v float64) string {
-	switch {
-	case len(samples) == 0:
-		return "-"
-	case v >= 1000:
-		return fmt.Sprintf("%.0f", v)
-	default:
-		return fmt.Sprintf("%.3g", v)
-	}
-}
-
-func summary(ms []metric) string {
-	var b strings.Builder
-	for _, m := range ms {
-		fmt.Fprintf(&b, "%s %s %s  ", m.Name, figure([]float64{m.Value}, m.Value), m.Unit)
-	}
-	return strings.TrimSpace(b.String())
-}
-
-func median(v []float64) float64 {
-	if len(v) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(v))
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
-	}
-	return s[len(s)/2]
-}
-
-// probeDisk measures what one small durable write costs in dir, the context in
-// which the js-*-always figures are to be read.
-func probeDisk(dir string) (float64, error) {
-	f, err := os.Create(filepath.Join(dir, "probe"))
-	if err != nil {
-		return 0, err
-	}
-	defer os.Remove(f.Name())
-	defer f.Close()
-	block := make([]byte, 4096)
-	if _, err := f.Write(make([]byte, 256*4096)); err != nil {
-		return 0, err
-	}
-	var took []float64
-	for i := range 200 {
-		start := time.Now()
-		if _, err := f.WriteAt(block, int64(i)*4096); err != nil {
-			return 0, err
-		}
-		if err := syscall.Fdatasync(int(f.Fd())); err != nil {
-			return 0, err
-		}
-		took = append(took, float64(time.Since(start))/1e3)
-	}
-	return median(took), nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,7 +25,9 @@ type env struct {
 	binary   string
 	dir      string // configuration, log, and store in "js"
 	addr     string
-	proc     *rig.Process
+	mu       sync.Mutex
+	proc     *rig.Process // under mu; nil before the first start
+	expired  bool         // under mu: out of time, nothing is to be started any more
 	url      string
 	ready    time.Duration // process creation to first PONG
 	duration time.Duration
@@ -33,7 +36,17 @@ type env struct {
 
 // start starts the server and returns when it answers.
 func (e *env) start() (err error) {
-	if e.proc, err = rig.Start(e.peer, filepath.Join(e.dir, "log"), e.binary, "-c", filepath.Join(e.dir, confName)); err != nil {
+	e.mu.Lock()
+	if e.expired {
+		e.mu.Unlock()
+		return context.DeadlineExceeded
+	}
+	proc, err := rig.Start(e.peer, filepath.Join(e.dir, "log"), e.binary, "-c", filepath.Join(e.dir, confName))
+	if err == nil {
+		e.proc = proc
+	}
+	e.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	if err := rig.WaitReady(e.proc, e.addr, 15*time.Second); err != nil {
@@ -41,6 +54,16 @@ func (e *env) start() (err error) {
 	}
 	e.ready = time.Since(e.proc.Started())
 	return nil
+}
+
+// kill ends the server at once, and with it whatever waits for it.
+func (e *env) kill() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.expired = true
+	if e.proc != nil {
+		e.proc.Kill()
+	}
 }
 
 // stop closes the clients and ends the server in order.
@@ -99,17 +122,15 @@ func runOnce(ctx context.Context, c benchCase, peer, binary, work string, d time
 		"listen: %q\nserver_name: bench\njetstream {\n  store_dir: %q\n  %s\n}\n", e.addr, e.store(), syncLine)); err != nil {
 		return nil, err
 	}
-	defer func() {
-		if e.proc != nil {
-			e.proc.Kill()
-		}
-	}()
+	defer e.kill()
+	// Not everything in a client can be told to give up. Without a server it does.
+	ctx, cancel := context.WithTimeout(ctx, 4*d+30*time.Second+c.extra)
+	defer cancel()
+	defer context.AfterFunc(ctx, e.kill)()
 	if err := e.start(); err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, e.stop()) }()
-	ctx, cancel := context.WithTimeout(ctx, 4*d+30*time.Second+c.extra)
-	defer cancel()
 	ms, messages, cpu, err := c.run(ctx, e)
 	if err != nil {
 		return nil, err
@@ -119,9 +140,9 @@ func runOnce(ctx context.Context, c benchCase, peer, binary, work string, d time
 		return nil, err
 	}
 	if messages > 0 {
-		ms = append(ms, metric{"server CPU", "us/msg", "less", cpu.Seconds() * 1e6 / float64(messages)})
+		ms = append(ms, metric{metricCPU, "us/msg", "less", cpu.Seconds() * 1e6 / float64(messages)})
 	}
 	return append(ms,
-		metric{"server RSS", "MiB", "less", float64(u.RSS) / (1 << 20)},
+		metric{metricRSS, "MiB", "less", float64(u.RSS) / (1 << 20)},
 		metric{"of that anonymous", "MiB", "less", float64(u.Anon) / (1 << 20)}), nil
 }
