@@ -226,6 +226,7 @@ func TestDamagedFiles(t *testing.T) {
 			}
 			c.change(disk, names)
 			l := open(t, disk, nil)
+			oneOpen(t, disk)
 			got := survey(t, l)
 			if c.lost[0] == 0 {
 				if len(got.lost) > 0 || len(got.recs) != 36 {

@@ -194,6 +194,12 @@ func (l *Log) begin(c *chain) error {
 		last = l.segs[n-1]
 		next = last.next
 	}
+	if last != nil && last.sealed {
+		// Nothing is written to it any more, and Replay opens what it reads.
+		if err := last.closeFile(); err != nil {
+			return err
+		}
+	}
 	if last != nil && !last.sealed {
 		var err error
 		if t, err = scanTail(last.file, last.size, &last.hdr); err != nil {

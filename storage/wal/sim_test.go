@@ -190,6 +190,7 @@ func powerCuts(t *testing.T, seed uint64, interval time.Duration) {
 		// The log's goroutines find the disk dead; none is left afterwards.
 		dead.SetHook(nil)
 		l.Close()
+		allClosed(t, dead)
 		safe = max(safe, l.Durable())
 		if interval == 0 {
 			safe = max(safe, h.acked)
@@ -217,8 +218,10 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 		if !errors.Is(err, simfs.ErrPowerOff) {
 			t.Fatalf("open: %v", err)
 		}
+		allClosed(t, disk)
 		return nil, false
 	}
+	oneOpen(t, disk)
 	if !h.check(t, l, safe) {
 		l.Close()
 		return nil, false
@@ -267,6 +270,23 @@ func session(t *testing.T, rng *rand.Rand, disk *simfs.FS, h *history, safe stor
 		}
 	}
 	return l, rng.IntN(3) == 0 && !failed(l.Close())
+}
+
+// allClosed checks that a log which is closed, or could not be opened, has left no
+// file open.
+func allClosed(t testing.TB, disk *simfs.FS) {
+	t.Helper()
+	if left := disk.OpenFiles(""); len(left) > 0 {
+		t.Fatalf("left open: %q", left)
+	}
+}
+
+// oneOpen checks that a log keeps no segment open but the active one.
+func oneOpen(t testing.TB, disk *simfs.FS) {
+	t.Helper()
+	if segs := disk.OpenFiles(".wal"); len(segs) != 1 {
+		t.Fatalf("segments that are open: %q", segs)
+	}
 }
 
 // TestPowerCutsConcurrent cuts the power under several publishers at once, so

@@ -71,6 +71,7 @@ type FS struct {
 	kept  map[string]*inode // as the medium holds them
 	ops   map[string][]dirOp
 	locks map[string]bool
+	files map[*file]bool // open
 }
 
 // dirOp sets names (nil: removed) in one step.
@@ -102,7 +103,7 @@ func New(seed uint64) *FS {
 	return &FS{
 		rng:  rand.New(rand.NewPCG(seed, 0x9e3779b97f4a7c15)),
 		dirs: map[string]bool{"/": true, ".": true}, names: map[string]*inode{}, kept: map[string]*inode{},
-		ops: map[string][]dirOp{}, locks: map[string]bool{},
+		ops: map[string][]dirOp{}, locks: map[string]bool{}, files: map[*file]bool{},
 	}
 }
 
@@ -412,7 +413,9 @@ func (d *FS) Open(name string, create bool) (vfs.File, error) {
 		n = &inode{}
 		d.dirOp(path.Dir(name), dirOp{{name, n}})
 	}
-	return &file{d: d, n: n, name: name}, nil
+	f := &file{d: d, n: n, name: name}
+	d.files[f] = true
+	return f, nil
 }
 
 // Remove implements vfs.FS.
@@ -632,6 +635,7 @@ func (f *file) Close() error {
 		return &fs.PathError{Op: "close", Path: f.name, Err: fs.ErrClosed}
 	}
 	f.closed = true
+	delete(f.d.files, f)
 	return nil
 }
 
@@ -683,6 +687,21 @@ func (f *file) sync(verb string) error {
 		f.n.settle(f.d.rng, 0.5, 0)
 	}
 	return err
+}
+
+// OpenFiles returns the names, with the given suffix, that files were opened
+// under which are open, sorted.
+func (d *FS) OpenFiles(suffix string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var names []string
+	for f := range d.files {
+		if strings.HasSuffix(f.name, suffix) {
+			names = append(names, f.name)
+		}
+	}
+	sort.Strings(names)
+	return names
 }
 
 // Names returns the names of all files with the given suffix, sorted.
