@@ -199,7 +199,7 @@ func makeBase(ctx context.Context, dir string, programs rig.Programs) (*start, e
 	if err := s.StartEdge(); err != nil {
 		return nil, err
 	}
-	if err := errors.Join(fill(ctx, s.EdgeURL(), b.truth), consume(12), s.Edge.Stop(20*time.Second)); err != nil {
+	if err := errors.Join(fill(ctx, s.EdgeURL(), b.truth), consume(12), s.Edge.Stop(patience)); err != nil {
 		return nil, err
 	}
 	if err := s.StartEdge(); err != nil {

@@ -63,6 +63,10 @@ func (c *client) answered(what string, f *fate, err error) error {
 		c.t.refuse(fmt.Sprintf("%s: %d, %d %s", what, api.APIError().Code, api.APIError().ErrorCode, api.APIError().Description))
 		return nil
 	}
+	if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // which has but the answer's text
+		c.t.refuse(fmt.Sprintf("%s: %v", what, err))
+		return nil
+	}
 	return fmt.Errorf("%s: %w: %w", what, errGone, err)
 }
 

@@ -351,7 +351,11 @@ func (l *Log) goOnIn(s *segment, next storage.LSN) error {
 // setAside renames files of which nothing can be used.
 func (l *Log) setAside(files []liveFile) error {
 	for _, f := range files {
-		if err := l.park(f.path); err != nil {
+		switch err := l.park(f.path); {
+		case vfs.IsNoSpace(err):
+			// It is found as it is by the next start, which tries again.
+			l.o.Log.Warn("no room to set a damaged file of the log aside", "file", f.path, "err", err)
+		case err != nil:
 			return err
 		}
 	}

@@ -96,6 +96,10 @@ func batchLimit(size int64, h *segmentHeader) int64 {
 	return size - sectorSize
 }
 
+// errNoName says that a directory has no room for another name. Nothing has
+// changed then that is not done again.
+var errNoName = errors.New("no room in the log's directory")
+
 // createSegment makes a segment of a spare. The header is synced before the
 // file gets its live name, so that no live segment is ever without one; and
 // because of the new epoch in it, nothing that a spare held before can be taken
@@ -129,6 +133,9 @@ func (l *Log) createSegment(spare spareFile, num uint64, prev, first storage.LSN
 		return nil, err
 	}
 	if err := l.o.FS.Rename(spare.path, s.path); err != nil {
+		if vfs.IsNoSpace(err) {
+			err = fmt.Errorf("%w: %w", errNoName, err)
+		}
 		return nil, err
 	}
 	if err := l.syncDir(); err != nil {

@@ -21,6 +21,8 @@ import (
 const (
 	// allocRetry is how long the log waits to try again when there was no room.
 	allocRetry = time.Second
+	// nameRetry is the same for the name of a file that has its blocks.
+	nameRetry = 100 * time.Millisecond
 	// minAutoSegment and freeShare bound segments on small disks: no less than
 	// this many bytes, unless Options.SegmentSize is, and no more than this
 	// part of what is free.

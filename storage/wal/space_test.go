@@ -385,3 +385,56 @@ func TestRealFullDisk(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestNoRoomForNames: a directory without room for another name keeps nothing
+// from going on: what has been appended waits, what would be recycled is
+// removed, and Close does without an empty segment.
+func TestNoRoomForNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := simfs.New(1)
+		h := newHistory()
+		l := open(t, disk, func(o *wal.Options) { o.Reserve, o.OnCommit = 2, h.onCommit(t) })
+		rng := rand.New(rand.NewPCG(1, 1))
+		write := func() {
+			t.Helper()
+			data := h.data(rng, 1900)
+			lsn, err := l.Append(1, nil, data)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.add(t, lsn, 1, data)
+			if err := l.Commit(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// The next segment's name is refused three times.
+		disk.Inject(simfs.Fault{Op: simfs.OpRename, Suffix: ".wal", Times: 3, Err: syscall.ENOSPC})
+		for range 40 {
+			write()
+		}
+		if n := l.Stats().Segments; n < 5 {
+			t.Fatalf("%d segments", n)
+		}
+		remove := disk.Inject(simfs.Fault{Op: simfs.OpRename, Suffix: ".spare", Times: -1, Err: syscall.ENOSPC})
+		h.trimmed = h.last - 1
+		if err := l.Trim(h.trimmed); err != nil {
+			t.Fatal(err)
+		}
+		if n := l.Stats().Segments; n > 2 {
+			t.Fatalf("%d segments after Trim", n)
+		}
+		remove()
+		write()
+		disk.Inject(simfs.Fault{Op: simfs.OpRename, Suffix: ".wal", Times: -1, Err: syscall.ENOSPC})
+		if err := l.Trim(h.last + 1); err != nil {
+			t.Fatal(err)
+		}
+		h.trimmed = h.last + 1
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		disk = disk.PowerCut()
+		l = open(t, disk, nil)
+		h.check(t, l, h.last)
+	})
+}

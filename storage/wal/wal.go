@@ -59,6 +59,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -827,7 +828,18 @@ func (l *Log) rollover() error {
 	l.plan.files = l.plan.files[1:]
 	l.mu.Unlock()
 	n, err := l.createSegment(spare, s.hdr.num+1, prev, l.activeNext)
+	for told := false; errors.Is(err, errNoName) && l.mayWait(); told = true {
+		// The file has its blocks, but the directory has to grow.
+		if !told {
+			l.o.Log.Warn("no room for the name of a log segment, what has been appended waits for it; make room on the file system", "err", err)
+		}
+		time.Sleep(nameRetry)
+		n, err = l.createSegment(spare, s.hdr.num+1, prev, l.activeNext)
+	}
 	if err != nil {
+		l.mu.Lock()
+		l.plan.files = slices.Insert(l.plan.files, 0, spare)
+		l.mu.Unlock()
 		return err
 	}
 	n.gap, l.nextGap = gap, nil
@@ -843,6 +855,13 @@ func (l *Log) rollover() error {
 	l.active = n
 	l.used.Store(n.pos)
 	return nil
+}
+
+// mayWait says whether what has been appended may wait for room.
+func (l *Log) mayWait() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err == nil && !l.closing
 }
 
 // syncer syncs what was written within SyncInterval.
@@ -1020,6 +1039,9 @@ func (l *Log) trim(below storage.LSN) error {
 		if fresh.path != "" {
 			err = errors.Join(err, l.o.FS.Remove(fresh.path))
 		}
+		if vfs.IsNoSpace(err) && !errors.Is(err, storage.ErrFailed) {
+			return nil // for setting it aside: it stays, up to the next call
+		}
 		if err != nil {
 			return fmt.Errorf("trim log: %w", err)
 		}
@@ -1037,7 +1059,9 @@ func (l *Log) trimOne(s *segment, recycle bool) error {
 	case s.damaged:
 		err = l.park(s.path)
 	case recycle:
-		err = l.o.FS.Rename(s.path, spare.path)
+		if err = l.o.FS.Rename(s.path, spare.path); vfs.IsNoSpace(err) { // for the name
+			recycle, err = false, l.o.FS.Remove(s.path)
+		}
 	default:
 		err = l.o.FS.Remove(s.path)
 	}
@@ -1132,12 +1156,16 @@ func (l *Log) empty() error {
 	err := l.rollover()
 	l.mu.Lock()
 	l.writing = false
-	if err != nil {
+	room := !errors.Is(err, errNoName)
+	if err != nil && room {
 		l.fail(err)
 		err = l.err
 	}
 	l.mu.Unlock()
-	if err != nil {
+	switch {
+	case !room:
+		return nil // the next start reads what is not needed
+	case err != nil:
 		return err
 	}
 	return l.trim(l.needless)
