@@ -4,9 +4,10 @@ package jetstream
 
 // Defaults of Options.
 const (
-	DefaultWALBudget   = 256 << 20
+	DefaultWALBudget   = 128 << 20
 	DefaultTableBudget = 32 << 20
 
-	// defaultSegmentSize is the log's own default.
-	defaultSegmentSize = 0
+	// The smaller segments are, the sooner room is made in the log, and the less
+	// there is to read again at a start.
+	defaultSegmentSize = 32 << 20
 )

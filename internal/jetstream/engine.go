@@ -58,9 +58,13 @@ type Options struct {
 
 	ServerName, ServerID, Version string
 
-	WALBudget   int64 // octets of log beyond which checkpoints are made; default 256 MiB
-	TableBudget int64 // octets of a stream not checkpointed beyond which one is made; default 32 MiB
-	SegmentSize int64 // octets of a log segment; default 64 MiB
+	// WALBudget is how many octets the log may have before publishers have to wait;
+	// checkpoints make room from half of that on. Default 128 MiB. TableBudget is
+	// how many octets all streams together may hold that are not checkpointed
+	// before those are; at twice that publishers wait. Default 32 MiB.
+	WALBudget   int64
+	TableBudget int64
+	SegmentSize int64 // octets of a log segment; default 32 MiB
 
 	// MaxOpenStores is how many streams may have their files open at a time for
 	// long; default 128. IdleClose is how long a stream's file stays open unused,
@@ -183,7 +187,8 @@ type Engine struct {
 	begun               time.Time // when the streams began to serve
 	ages                ageClock
 	trimMu              sync.Mutex // one trim at a time
-	gate                gate       // where publishers wait while the log exceeds its budget
+	logGate, tableGate  gate       // where publishers wait, see regulate
+	tableBytes          atomic.Int64
 	durMu               sync.Mutex
 	awaitingSync        map[*Stream]struct{} // have applied what is not durable yet
 }
@@ -193,6 +198,34 @@ func Open(o Options) (_ *Engine, err error) {
 	if o.Account == nil || o.Dir == "" {
 		return nil, errors.New("opening JetStream: Account and Dir are required")
 	}
+	e := newEngine(o)
+	o = e.o
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("opening JetStream store %s: %w", o.Dir, err)
+			_ = e.release() // the first error is the one to report
+		}
+	}()
+	if err := o.FS.MkdirAll(o.Dir); err != nil {
+		return nil, err
+	}
+	if e.lock, err = o.FS.Lock(filepath.Join(o.Dir, "LOCK")); err != nil {
+		if errors.Is(err, vfs.ErrLocked) {
+			err = fmt.Errorf("%w; stop that process or choose another store_dir: %w", storage.ErrLocked, err)
+		}
+		return nil, err
+	}
+	if err := e.recover(); err != nil {
+		return nil, err
+	}
+	if err := e.start(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// newEngine returns an engine that has done nothing yet.
+func newEngine(o Options) *Engine {
 	if o.FS == nil {
 		o.FS = vfs.OS
 	}
@@ -246,28 +279,7 @@ func Open(o Options) (_ *Engine, err error) {
 	}
 	e.streams.Store(&map[string]*Stream{})
 	e.downNames.Store(&map[string]*downStream{})
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("opening JetStream store %s: %w", o.Dir, err)
-			_ = e.release() // the first error is the one to report
-		}
-	}()
-	if err := o.FS.MkdirAll(o.Dir); err != nil {
-		return nil, err
-	}
-	if e.lock, err = o.FS.Lock(filepath.Join(o.Dir, "LOCK")); err != nil {
-		if errors.Is(err, vfs.ErrLocked) {
-			err = fmt.Errorf("%w; stop that process or choose another store_dir: %w", storage.ErrLocked, err)
-		}
-		return nil, err
-	}
-	if err := e.recover(); err != nil {
-		return nil, err
-	}
-	if err := e.start(); err != nil {
-		return nil, err
-	}
-	return e, nil
+	return e
 }
 
 // start makes the recovered streams live and registers the handlers.
@@ -441,6 +453,7 @@ func (e *Engine) removeStream(s *Stream) {
 	delete(m, s.name)
 	e.streams.Store(&m)
 	delete(e.groups, s.group)
+	s.uncount()
 }
 
 // onCommit applies committed records. The log calls it, one call at a time.
@@ -503,11 +516,9 @@ func (e *Engine) onCommit(records []wal.Record) {
 	e.acks.Flush() // what is acknowledged is in DurableState
 	clear(touched)
 	e.touched = touched
-	if e.sinceCheck >= min(1<<20, e.o.WALBudget/64) {
+	if e.sinceCheck >= e.checkEvery() {
 		e.sinceCheck = 0
-		if e.wal.Size() > e.o.WALBudget {
-			e.gate.set(true)
-		}
+		e.regulate()
 		e.wakeCheckpointer()
 	}
 }

@@ -7,55 +7,10 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"petiole/storage"
 )
-
-// gate is where publishers wait while the log exceeds its budget by more than
-// it should, so that it cannot outrun the checkpoints.
-type gate struct {
-	shut atomic.Bool
-	mu   sync.Mutex
-	open chan struct{} // closed when the gate opens; nil while it is open
-}
-
-func (g *gate) set(shut bool) {
-	if g.shut.Load() == shut {
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if shut == g.shut.Load() {
-		return
-	}
-	if shut {
-		g.open = make(chan struct{})
-	} else {
-		close(g.open)
-	}
-	g.shut.Store(shut)
-}
-
-// pass waits until the gate is open, or the engine does not serve any more.
-func (e *Engine) pass() {
-	if !e.gate.shut.Load() {
-		return
-	}
-	e.prop.Kick() // what this publisher has handed in before may be waited for
-	e.gate.mu.Lock()
-	open := e.gate.open
-	e.gate.mu.Unlock()
-	if open == nil {
-		return
-	}
-	select {
-	case <-open:
-	case <-e.broken:
-	case <-e.done:
-	}
-}
 
 func wakeUp(ch chan struct{}) {
 	select {
@@ -86,35 +41,44 @@ func (e *Engine) checkpointer() {
 // another encodes.
 const atOnce = 2
 
-// keepBudgets checkpoints the streams whose tables are too large, then, while
-// the log is too long, those that hold back its oldest records, whether they are
-// busy or idle.
+// keepBudgets checkpoints the streams with the largest tables while all tables
+// together are too large, and, while the log is too long, those that hold back
+// its oldest records, whether they are busy or idle.
 func (e *Engine) keepBudgets() error {
-	defer e.gate.set(false) // all that can be done has been, or the next commit sees to it
+	done := false
+	defer func() {
+		if !done { // nothing helps for now: the next commit, or space, sees to it
+			e.openGates()
+		}
+	}()
 	if e.space.full.Load() || e.space.logFull.Load() {
 		if err := e.whileFull(); err != nil || e.space.full.Load() {
 			return err
 		}
 	}
-	var large []*Stream
-	for _, s := range *e.streams.Load() {
-		if !s.memory && s.store.TableBytes() > e.o.TableBudget {
-			large = append(large, s)
+	for {
+		e.regulate()
+		list := e.largest()
+		// Half of the budget is for what comes in while room is being made.
+		long := e.wal.Size() > e.o.WALBudget/2
+		if long {
+			for _, s := range e.holders(atOnce) {
+				if !slices.Contains(list, s) {
+					list = slices.Insert(list, 0, s)
+				}
+			}
 		}
-	}
-	if err := e.checkpoints(large); err != nil {
-		return err
-	}
-	if len(large) > 0 {
-		if err := e.trim(); err != nil {
+		if len(list) == 0 {
+			var err error
+			if long {
+				err = e.trim()
+			}
+			e.regulate()
+			done = e.wal.Size() <= e.o.WALBudget
 			return err
 		}
-	}
-	// Half of the budget is for what comes in while room is being made.
-	for e.overBudget() {
-		list := e.holders(atOnce)
-		if len(list) == 0 {
-			return e.trim()
+		for _, s := range list {
+			s.held = s.holds()
 		}
 		before := e.wal.Oldest()
 		if err := e.checkpoints(list); err != nil {
@@ -123,8 +87,8 @@ func (e *Engine) keepBudgets() error {
 		if err := e.trim(); err != nil {
 			return err
 		}
-		if e.space.full.Load() {
-			return nil // tried again soon
+		if e.space.full.Load() || e.closing.Load() {
+			return nil // a full disk is tried again soon
 		}
 		stuck := true
 		for _, s := range list {
@@ -135,11 +99,7 @@ func (e *Engine) keepBudgets() error {
 		if stuck && e.wal.Oldest() == before {
 			return nil // nothing gained; the next commit tries again
 		}
-		if e.closing.Load() {
-			return nil
-		}
 	}
-	return nil
 }
 
 // whileFull tries to checkpoint every stream while the file system is full: what
@@ -176,14 +136,6 @@ func (e *Engine) whileFull() error {
 	return nil
 }
 
-// overBudget reports whether the log is to be made shorter, and opens or shuts
-// the gate for publishers.
-func (e *Engine) overBudget() bool {
-	size := e.wal.Size()
-	e.gate.set(size > e.o.WALBudget)
-	return size > e.o.WALBudget/2
-}
-
 // holders returns up to n streams that hold back the oldest records of the log.
 func (e *Engine) holders(n int) []*Stream {
 	var list []*Stream
@@ -209,6 +161,7 @@ func (e *Engine) checkpoints(list []*Stream) error {
 		wg.Go(func() {
 			for i := range next {
 				errs[i] = e.kept(list[i])
+				e.regulate()
 			}
 		})
 	}

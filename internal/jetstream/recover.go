@@ -72,6 +72,9 @@ func (e *Engine) recover() error {
 	err = e.wal.ReplayLossy(func(r wal.Record) error {
 		replayed++
 		last = r.LSN
+		if err := e.boundReplay(&r); err != nil {
+			return err
+		}
 		return e.replay(&r, known.applied)
 	}, e.lostRecords)
 	if err != nil {
@@ -148,6 +151,7 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 	}
 	s.mu.Lock()
 	err := s.apply(r)
+	s.measure()
 	s.mu.Unlock()
 	if err != nil && isDamage(err) {
 		e.takeDown(s, err, []wal.Record{*r})

@@ -66,6 +66,7 @@ type Stream struct {
 	timerAt    time.Time // when timer fires; zero: not set
 	expiring   bool      // an Expire command is on its way
 	bytes      uint64    // what the engine's total has of this stream
+	uncounted  bool      // tableBytes stays 0: the stream is gone
 	wake       chan struct{}
 	pumping    bool
 	scratch    []byte
@@ -73,6 +74,8 @@ type Stream struct {
 	// Of the goroutine that applies.
 	touched  bool
 	runBytes int64
+
+	tableBytes atomic.Int64 // what the engine's total of tables has of this stream; changed under mu
 
 	held   storage.LSN // of the checkpointer: what holds said last
 	usedAt int64       // of the keeper: when the file was used last
@@ -455,7 +458,7 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 		return
 	}
 	if !s.memory {
-		e.pass()
+		e.pass(s)
 		s.warm()
 	}
 	if cfg.AllowAtomicPublish && len(header) > 0 && s.publishBatched(subj, reply, header, data) {
@@ -711,6 +714,7 @@ func (s *Stream) sweep() error {
 // lock.
 func (s *Stream) afterApply() {
 	s.account(s.store.State().Bytes)
+	s.measure()
 	s.wakePump()
 	s.armExpiry()
 }
@@ -968,7 +972,7 @@ func (s *Stream) Ingest(in *command.Ingest, done func(command.Position, error)) 
 		return
 	}
 	if !s.memory {
-		s.e.pass()
+		s.e.pass(s)
 		s.warm()
 	}
 	if splitPosition(s, in, finish) {
@@ -1113,6 +1117,7 @@ func (s *Stream) checkpoint() error {
 	}
 	s.mu.Lock()
 	s.frozen = 0
+	s.measure()
 	s.mu.Unlock()
 	return nil
 }
