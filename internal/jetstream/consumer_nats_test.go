@@ -75,7 +75,7 @@ func plainJSON(b []byte) string {
 // api makes a request and notes the answer.
 func (c *talk) api(subject, body string) {
 	c.t.Helper()
-	m, err := c.nc.Request("$JS.API."+subject, []byte(body), 3*time.Second)
+	m, err := c.nc.Request("$JS.API."+subject, []byte(body), patience)
 	if err != nil {
 		c.note("%s %s -> %v", subject, body, err)
 		return
@@ -89,7 +89,7 @@ func (c *talk) create(cfg string) {
 
 // info notes the parts of the consumer's info that change.
 func (c *talk) info() {
-	m, err := c.nc.Request("$JS.API.CONSUMER.INFO.S.C", nil, 3*time.Second)
+	m, err := c.nc.Request("$JS.API.CONSUMER.INFO.S.C", nil, patience)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func (c *talk) info() {
 // stream notes the stream's messages, after a moment in which removals settle.
 func (c *talk) stream() {
 	time.Sleep(100 * time.Millisecond) // nothing tells when a removal has happened
-	m, err := c.nc.Request("$JS.API.STREAM.INFO.S", nil, 3*time.Second)
+	m, err := c.nc.Request("$JS.API.STREAM.INFO.S", nil, patience)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func (c *talk) stream() {
 
 func (c *talk) publish(subjects ...string) {
 	for _, s := range subjects {
-		if _, err := c.nc.Request(s, []byte("data of "+s), 3*time.Second); err != nil {
+		if _, err := c.nc.Request(s, []byte("data of "+s), patience); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -177,7 +177,7 @@ func (c *talk) expect(label string, n int) {
 	c.t.Helper()
 	c.listen(label)
 	for range n {
-		m, err := c.in[label].NextMsg(4 * time.Second)
+		m, err := c.in[label].NextMsg(patience)
 		if err != nil {
 			c.note("%s: %v", label, err)
 			return
@@ -212,7 +212,7 @@ func (c *talk) quiet(label string, d time.Duration) {
 // ack answers the i-th message delivered and waits for that to be taken in.
 func (c *talk) ack(i int, payload string) {
 	m := c.msgs[i]
-	r, err := c.nc.Request(m.Reply, []byte(payload), 300*time.Millisecond)
+	r, err := c.nc.Request(m.Reply, []byte(payload), patience)
 	switch {
 	case err != nil:
 		c.note("ack #%d %q: %v", i, payload, err)
@@ -234,12 +234,15 @@ func (c *talk) advisory() {
 	select {
 	case m := <-c.adv:
 		c.note("advisory on %s: %s", m.Subject, plainJSON(m.Data))
-	case <-time.After(3 * time.Second):
+	case <-time.After(patience):
 		c.note("no advisory")
 	}
 }
 
 const second = time.Second
+
+// patience is how long a busy machine may take for what is sure to come.
+const patience = 20 * second
 
 var transcripts = []struct {
 	name   string
@@ -528,7 +531,7 @@ var transcripts = []struct {
 	}},
 	{"headersonly", "", func(c *talk) {
 		c.publish("s.a")
-		if _, err := c.nc.RequestMsg(&nats.Msg{Subject: "s.b", Header: nats.Header{"K": {"v"}}, Data: []byte("12345")}, second); err != nil {
+		if _, err := c.nc.RequestMsg(&nats.Msg{Subject: "s.b", Header: nats.Header{"K": {"v"}}, Data: []byte("12345")}, patience); err != nil {
 			c.t.Fatal(err)
 		}
 		c.create(`{"durable_name":"C","ack_policy":"explicit","headers_only":true}`)
@@ -687,7 +690,7 @@ func TestConsumerTranscripts(t *testing.T) {
 				}
 			}
 			defer func() {
-				m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, 3*time.Second)
+				m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, patience)
 				if err != nil || strings.Contains(string(m.Data), `"error"`) {
 					t.Errorf("deleting the stream: %v %s", err, m.Data)
 				}
@@ -695,7 +698,7 @@ func TestConsumerTranscripts(t *testing.T) {
 					time.Sleep(second) // nats-server removes files after answering
 				}
 			}()
-			m, err := nc.Request("$JS.API.STREAM.CREATE.S", []byte(`{"name":"S","subjects":["s.>"]`+tr.stream+`}`), 3*time.Second)
+			m, err := nc.Request("$JS.API.STREAM.CREATE.S", []byte(`{"name":"S","subjects":["s.>"]`+tr.stream+`}`), patience)
 			if err != nil || strings.Contains(string(m.Data), `"error"`) {
 				t.Fatalf("creating the stream: %v %s", err, m.Data)
 			}
