@@ -101,7 +101,7 @@ func (h *hub) stop() {
 
 func startEdge(t testing.TB, n *node, h *hub, exports ...link.Export) *link.Edge {
 	t.Helper()
-	device, err := link.LoadDevice(n.dir, nil)
+	device, err := link.LoadDevice(n.dir, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

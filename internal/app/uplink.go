@@ -1,10 +1,14 @@
 package app
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"petiole/internal/admin"
+	"petiole/internal/config"
 	"petiole/sync/export"
 	"petiole/sync/link"
 )
@@ -23,7 +27,12 @@ func Uplink(n *Node) (Link, error) {
 		n.Log.Warn("JetStream is off: there is nothing to export, the hub is not connected to")
 		return nil, nil
 	}
-	device, err := link.LoadDevice(c.JetStream.StoreDir, n.Log)
+	states := export.Meta(n.Engine.Meta())
+	device, err := link.LoadDevice(c.JetStream.StoreDir, states, n.Log)
+	if errors.Is(err, link.ErrDeviceKey) {
+		n.Log.Error("the hub is not connected to; clients of this edge are served all the same", "err", err)
+		return noUplink{err, time.Now(), c.Exports}, nil
+	}
 	if err != nil {
 		return nil, Exit(ExitCannotStore, fmt.Errorf("device key: %w", err))
 	}
@@ -40,7 +49,7 @@ func Uplink(n *Node) (Link, error) {
 		Config:   lc,
 		Device:   device,
 		Sources:  export.Engine(n.Engine),
-		States:   export.Meta(n.Engine.Meta()),
+		States:   states,
 		Software: Version,
 		Log:      n.Log,
 	})
@@ -50,6 +59,26 @@ func Uplink(n *Node) (Link, error) {
 	edge.Start()
 	return uplink{edge}, nil
 }
+
+// noUplink stands for the link of an edge whose device key is lost: it says so,
+// and does nothing.
+type noUplink struct {
+	err     error
+	since   time.Time
+	exports []config.Export
+}
+
+// Describe implements Link.
+func (u noUplink) Describe(st *admin.Status) {
+	s := link.EdgeStatus{LastError: u.err.Error(), LastErrorTime: u.since, Exports: []link.ExportStatus{}}
+	for _, e := range u.exports {
+		s.Exports = append(s.Exports, link.ExportStatus{Stream: e.Stream, To: cmp.Or(e.To, e.Stream), LastError: s.LastError, LastErrorTime: u.since})
+	}
+	st.Hub = &s
+}
+
+// Close implements Link.
+func (u noUplink) Close(context.Context) error { return nil }
 
 // Describe implements Link.
 func (u uplink) Describe(st *admin.Status) {

@@ -52,7 +52,7 @@ type Sources interface {
 
 // StateStore keeps the states of exports over restarts.
 type StateStore interface {
-	// Get returns the value stored under key; nil if there is none.
+	// Get returns a copy of the value stored under key; nil if there is none.
 	Get(key string) ([]byte, error)
 	// Put stores value under key and returns when it is durable.
 	Put(key string, value []byte) error

@@ -1,6 +1,7 @@
 package link
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -162,7 +163,7 @@ type memStates struct {
 func (m *memStates) Get(key string) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.m[key], nil
+	return bytes.Clone(m.m[key]), nil
 }
 
 func (m *memStates) Put(key string, v []byte) error {

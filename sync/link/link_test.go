@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nkeys"
 	"golang.org/x/crypto/bcrypt"
 
 	"petiole/internal/udprelay"
@@ -624,43 +623,6 @@ func TestStorageFullIsTold(t *testing.T) {
 	r.sink.waitCount(t, "PLANT", 10)
 	if e.Status().Connects != 1 {
 		t.Error("a full stream took the connection down")
-	}
-}
-
-func TestDeviceKey(t *testing.T) {
-	dir := t.TempDir()
-	a, err := LoadDevice(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := filepath.Join(dir, DeviceFile)
-	st, err := os.Stat(name)
-	if err != nil || st.Mode().Perm() != 0o600 {
-		t.Fatalf("mode %v, %v", st.Mode(), err)
-	}
-	if err := os.Chmod(name, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	b, err := LoadDevice(dir, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pa, _ := a.PublicKey()
-	pb, _ := b.PublicKey()
-	if pa != pb || !nkeys.IsValidPublicUserKey(pa) {
-		t.Errorf("keys %s and %s", pa, pb)
-	}
-	if st, _ := os.Stat(name); st.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v after loading", st.Mode())
-	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "."+DeviceFile+"*")); len(left) != 0 {
-		t.Errorf("left over: %v", left)
-	}
-	if err := os.WriteFile(name, []byte("SUnonsense"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := LoadDevice(dir, nil); err == nil || !strings.Contains(err.Error(), "restore it") {
-		t.Errorf("a broken key gives %v", err)
 	}
 }
 
