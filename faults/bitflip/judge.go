@@ -55,6 +55,13 @@ func (j *judge) fail(format string, args ...any) {
 
 const maxExamples = 12
 
+// Bounds for a machine that does much else; none of them is waited for.
+const (
+	checkTimeout  = 3 * time.Minute  // of a check of all streams
+	settleTimeout = 30 * time.Second // until a stream counts what it delivers
+	hubTimeout    = time.Minute      // until the hub has everything
+)
+
 // run does everything. The error is the rig's own trouble; what the programs
 // did wrong is in failures.
 func (j *judge) run(ctx context.Context) error {
@@ -118,7 +125,7 @@ func (j *judge) status(ctx context.Context) (map[string]any, error) {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(j.site.EdgeStore, "admin.sock"))
 		},
-	}, Timeout: 5 * time.Second}
+	}, Timeout: 30 * time.Second}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://edge/v1/status", nil)
 	if err != nil {
 		return nil, err
@@ -172,15 +179,15 @@ func (j *judge) logged(words ...string) bool {
 
 // check reads everything back and publishes to every stream.
 func (j *judge) check(ctx context.Context, first bool) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	nc, err := nats.Connect(j.site.EdgeURL(), nats.NoReconnect(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(j.site.EdgeURL(), nats.NoReconnect(), nats.Timeout(30*time.Second))
 	if err != nil {
 		j.fail("connect: %v", err)
 		return
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(5*time.Second))
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(30*time.Second))
 	if err != nil {
 		j.fail("connect: %v", err)
 		return
@@ -240,8 +247,8 @@ func (j *judge) checkStream(ctx context.Context, js jetstream.JetStream, t *stre
 	if state.LastSeq < last {
 		j.fail("%s: the last sequence went back from %d to %d", name, last, state.LastSeq)
 	}
-	found := map[uint64]rig.Sum{}
-	if err := readAll(ctx, s, func(seq uint64, sum rig.Sum, subject string) {
+	var found map[uint64]rig.Sum
+	take := func(seq uint64, sum rig.Sum, subject string) {
 		if _, twice := found[seq]; twice {
 			j.fail("%s: sequence %d was delivered twice", name, seq)
 		}
@@ -259,8 +266,25 @@ func (j *judge) checkStream(ctx context.Context, js jetstream.JetStream, t *stre
 		case e == nil && pub != sum:
 			j.fail("%s: sequence %d, published after the damage, has other bytes", name, seq)
 		}
-	}); err != nil {
-		j.fail("%s: read: %v", name, err)
+	}
+	// Whoever meets damage first finds it before the program does, which then
+	// gives up what is lost, or repairs the stream. Soon the two have to agree.
+	for wait, cancel := context.WithTimeout(ctx, settleTimeout); ; {
+		found = map[uint64]rig.Sum{}
+		err := readAll(wait, js.Conn(), s, take)
+		if err == nil {
+			var info *jetstream.StreamInfo
+			if info, err = s.Info(wait); err == nil {
+				state = info.State
+			}
+		}
+		if err == nil && int(state.Msgs) == len(found) || idle(wait, 100*time.Millisecond) != nil {
+			cancel()
+			if err != nil {
+				j.fail("%s: read: %v", name, err)
+			}
+			break
+		}
 	}
 	for seq, e := range t.messages {
 		if _, ok := found[seq]; ok {
@@ -399,44 +423,13 @@ func sumOf(m *jetstream.RawStreamMsg) rig.Sum {
 	return rig.SumOf(m.Subject, h, m.Data)
 }
 
-// readAll reads a stream to its end.
-func readAll(ctx context.Context, s jetstream.Stream, fn func(seq uint64, sum rig.Sum, subject string)) error {
-	c, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		AckPolicy: jetstream.AckNonePolicy, DeliverPolicy: jetstream.DeliverAllPolicy, MemoryStorage: true, InactiveThreshold: time.Minute,
-	})
-	if err != nil {
-		return fmt.Errorf("create consumer: %w", err)
-	}
-	for {
-		batch, err := c.FetchNoWait(5000)
-		if err != nil {
-			return fmt.Errorf("fetch: %w", err)
-		}
-		n := 0
-		for m := range batch.Messages() {
-			meta, err := m.Metadata()
-			if err != nil {
-				return err
-			}
-			fn(meta.Sequence.Stream, rig.SumOf(m.Subject(), m.Headers(), m.Data()), m.Subject())
-			n++
-		}
-		if err := batch.Error(); err != nil {
-			return fmt.Errorf("fetch: %w", err)
-		}
-		if n == 0 {
-			return nil
-		}
-	}
-}
-
 // checkHub demands that the hub has what it had, and what was published since.
 func (j *judge) checkHub(ctx context.Context) {
 	t := j.template.streams[exported]
 	if len(j.published[exported]) == 0 {
 		return // said already
 	}
-	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
+	wait, cancel := context.WithTimeout(ctx, hubTimeout)
 	defer cancel()
 	if err := j.site.WaitHub(wait, exported, uint64(len(t.messages)+1)); err != nil {
 		j.fail("the hub does not get what was published after the damage: %v", err)
