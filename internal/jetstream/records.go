@@ -151,6 +151,9 @@ func (e *Engine) openMeta() (*metaContents, error) {
 		if err == nil {
 			var c *metaContents
 			if c, err = readMeta(meta); err == nil {
+				err = meta.Walk() // others keep something there, too
+			}
+			if err == nil {
 				e.meta = meta
 				meta.OnFail(e.fail) // whoever asked: the link does too
 				c.adopt = adopt || c.next == 0

@@ -50,6 +50,20 @@ func (d *DB) ForEachIntact(bucket, prefix string, fn func(key string, value []by
 	return nil
 }
 
+// Walk visits everything in the file, and fails with storage.ErrCorrupt if damage
+// keeps it from some of that. Values that are damaged are no reason to.
+func (d *DB) Walk() error {
+	err := d.view(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
+			return b.ForEach(func(_, _ []byte) error { return nil })
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("read %s: %w", d.path, err)
+	}
+	return nil
+}
+
 // SalvageReport says what a Salvage found.
 type SalvageReport struct {
 	Parked string // where the damaged file is now

@@ -85,19 +85,12 @@ func (x *exporter) load() (export.Source, error) {
 	if same {
 		return src, x.secure()
 	}
-	key := export.Key(uid, x.conf.To)
-	b, err := x.e.states.Get(key)
+	st, fresh, err := x.remembered(uid)
 	if err != nil {
-		return nil, fmt.Errorf("read export state: %w", err)
+		return nil, err
 	}
-	var st export.State
-	fresh := b == nil
 	if fresh {
 		st = export.Begin(uid, src.DurableState())
-	} else if st, err = export.DecodeState(b); err != nil {
-		return nil, err
-	} else if st.UID != uid {
-		return nil, fmt.Errorf("export state of %s belongs to stream %s", uid, st.UID)
 	}
 	x.mu.Lock()
 	x.state, x.loaded = st, true
@@ -113,6 +106,30 @@ func (x *exporter) load() (export.Source, error) {
 	}
 	x.mu.Unlock()
 	return src, x.secure()
+}
+
+// remembered returns what is remembered of the export of a stream; fresh if that
+// is nothing. What is damaged counts as nothing: what the hub has is compared with
+// the stream itself, and where that proves nothing it is sent twice rather than
+// never.
+func (x *exporter) remembered(uid frame.UID) (st export.State, fresh bool, err error) {
+	b, err := x.e.states.Get(export.Key(uid, x.conf.To))
+	switch {
+	case err != nil && !errors.Is(err, storage.ErrCorrupt):
+		return st, false, fmt.Errorf("read export state: %w", err)
+	case err == nil && b == nil:
+		return st, true, nil
+	case err == nil:
+		if st, err = export.DecodeState(b); err == nil && st.UID != uid {
+			err = fmt.Errorf("it belongs to stream %s", st.UID)
+		}
+	}
+	if err != nil {
+		x.e.log.Error("what is remembered of an export is damaged; it goes on from what the hub has, compared with the stream",
+			"stream", x.conf.Stream, "to", x.conf.To, "err", err)
+		return export.State{}, true, nil
+	}
+	return st, false, nil
 }
 
 // secure saves the state if what is sent under it might otherwise be

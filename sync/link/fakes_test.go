@@ -157,13 +157,15 @@ type memStates struct {
 	mu   sync.Mutex
 	m    map[string][]byte
 	fail error // of Put
-	puts int   // that failed
+
+	broken error // of Get
+	puts   int   // that failed
 }
 
 func (m *memStates) Get(key string) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return bytes.Clone(m.m[key]), nil
+	return bytes.Clone(m.m[key]), m.broken
 }
 
 func (m *memStates) Put(key string, v []byte) error {

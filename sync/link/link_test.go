@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"petiole/internal/udprelay"
+	"petiole/storage"
 	"petiole/sync/export"
 	"petiole/sync/frame"
 )
@@ -371,6 +372,40 @@ func TestRestoredBackup(t *testing.T) {
 	seqs := r.sink.seqs("PLANT")
 	inOrder(t, seqs[:100], 1, 100)
 	inOrder(t, seqs[100:], 51, 110)
+}
+
+// What the edge remembers of an export is damaged: the hub's position and the
+// stream itself are enough to go on.
+func TestDamagedState(t *testing.T) {
+	r := newRig(t)
+	last := uint64(0)
+	for i, damage := range []func(key string){
+		func(key string) { r.states.m[key] = r.states.m[key][:5] },
+		func(key string) { r.states.m[key][3] ^= 4 }, // the identity
+		func(string) { r.states.broken = fmt.Errorf("%w: a checksum", storage.ErrCorrupt) },
+	} {
+		e := r.edge(t, r.url(), nil)
+		r.stream.addN(50, 20)
+		last += 50
+		until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == last })
+		e.Close()
+		damage(export.Key(r.stream.UID(), "PLANT"))
+		e = r.edge(t, r.url(), nil)
+		r.stream.addN(50, 20)
+		last += 50
+		until(t, "acknowledged", func() bool { return e.Status().Exports[0].Through == last })
+		if x := e.Status().Exports[0]; x.Incarnation != 1 || x.Regressions != 0 {
+			t.Errorf("damage %d: %+v", i, x)
+		}
+		e.Close()
+		r.states.broken = nil
+		if b, err := r.states.Get(export.Key(r.stream.UID(), "PLANT")); err != nil {
+			t.Error(err)
+		} else if _, err := export.DecodeState(b); err != nil {
+			t.Errorf("damage %d: the state is not made anew: %v", i, err)
+		}
+	}
+	inOrder(t, r.sink.seqs("PLANT"), 1, last)
 }
 
 // A copy of the store made soon after all had arrived knows that it had: what
