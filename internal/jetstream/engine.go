@@ -454,6 +454,7 @@ func (e *Engine) removeStream(s *Stream) {
 	e.streams.Store(&m)
 	delete(e.groups, s.group)
 	s.uncount()
+	e.wal.ForgetLast(s.group)
 }
 
 // onCommit applies committed records. The log calls it, one call at a time.

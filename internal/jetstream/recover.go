@@ -36,7 +36,7 @@ func (e *Engine) recover() error {
 		FS: e.o.FS, Dir: filepath.Join(e.o.Dir, "wal"), SegmentSize: e.o.SegmentSize,
 		// What is under way may come on top of the budget.
 		MaxPending:   min(64<<20, e.o.WALBudget/8),
-		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable,
+		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable, Messages: command.Messages,
 		OnSpace: e.onSpace, OnFail: e.fail, Log: e.log,
 	}
 	if err := e.withRoom(func() (err error) { e.wal, err = wal.Open(o); return err }); err != nil {

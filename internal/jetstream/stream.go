@@ -308,6 +308,9 @@ func (s *Stream) start() error {
 	st := s.store.State()
 	s.durable.Store(&st)
 	s.account(st.Bytes)
+	if !s.memory {
+		s.e.wal.SetLast(s.group, st.Last) // no record is under way
+	}
 	now := time.Now()
 	for _, c := range s.consumers {
 		s.startConsumer(c, now)
@@ -586,6 +589,9 @@ func (s *Stream) apply(r *wal.Record) error {
 	res, err := s.applyStream(r.Data)
 	if err != nil {
 		return err
+	}
+	if s.live && uint32(res.Seq) != r.Last && command.Messages(r.Data) > 0 {
+		s.e.wal.CorrectLast(r, s.store.State().Last)
 	}
 	if s.republish != nil && res.Kind == command.KindPublish && s.live {
 		s.sendAgain(s.e.acks, &res)

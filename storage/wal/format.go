@@ -80,7 +80,9 @@ import (
 //	 0  4  CRC32C, started from that of the epoch, of bytes 4 and on, data
 //	       included; XOR the lower half of LSN × lsnMix
 //	 4  4  length of the data
-//	 8  8  group
+//	 8  4  group
+//	12  4  lower half of the group's last sequence behind the record, as far as
+//	       it was known when the record was appended; see Log.SetLast
 //	16  1  first octet of the data again: it tells what a record was whose data
 //	       is damaged, because the checksum in the batch header covers it
 //	17  …  data
@@ -297,12 +299,20 @@ func epochSeed(epoch uint64) uint32 {
 	return crc32.Checksum(b[:], castagnoli)
 }
 
-// putRecordHeader writes all of a record's header but the checksum to b, which
-// the data follow.
-func putRecordHeader(b []byte, n int, g storage.GroupID) {
+// putRecordHeader writes all of a record's header but the checksum, and the
+// octet of the data, to b, which the data follow.
+func putRecordHeader(b []byte, n int, g storage.GroupID, last uint32) {
 	binary.LittleEndian.PutUint32(b[4:], uint32(n))
-	binary.LittleEndian.PutUint64(b[8:], uint64(g))
+	binary.LittleEndian.PutUint32(b[8:], uint32(g))
+	binary.LittleEndian.PutUint32(b[12:], last)
 }
+
+// recordGroup and recordLast read what putRecordHeader wrote.
+func recordGroup(b []byte) storage.GroupID {
+	return storage.GroupID(binary.LittleEndian.Uint32(b[8:]))
+}
+
+func recordLast(b []byte) uint32 { return binary.LittleEndian.Uint32(b[12:]) }
 
 // recordSum returns the checksum of the record in b.
 func recordSum(b []byte, lsn storage.LSN, seed uint32) uint32 {
@@ -350,8 +360,8 @@ func decodeRecords(recs []Record, lost []Lost, payload []byte, h *batchHeader, s
 	for lsn := h.first; lsn < end; lsn++ {
 		n, ok := recordLen(payload)
 		if ok && recordIntact(payload[:n], lsn, seed) {
-			if g := storage.GroupID(binary.LittleEndian.Uint64(payload[8:])); g != 0 {
-				recs = append(recs, Record{LSN: lsn, Group: g, Data: payload[recordHeaderSize:n:n]})
+			if g := recordGroup(payload); g != 0 {
+				recs = append(recs, Record{LSN: lsn, Group: g, Last: recordLast(payload), Data: payload[recordHeaderSize:n:n]})
 				payload = payload[n:]
 				continue
 			}
@@ -362,7 +372,7 @@ func decodeRecords(recs []Record, lost []Lost, payload []byte, h *batchHeader, s
 		if trusted {
 			lost = append(lost, Lost{
 				First: lsn, Last: lsn, Kind: payload[16], Reason: "the record fails its checksum",
-				Group: storage.GroupID(binary.LittleEndian.Uint64(payload[8:])),
+				Group: recordGroup(payload), LastSeq: recordLast(payload),
 			})
 			payload = payload[n:]
 			continue
@@ -396,7 +406,7 @@ func findRecord(payload []byte, lo, end storage.LSN, seed uint32) (storage.LSN, 
 	for at := 1; lo < end && at+recordHeaderSize <= len(payload); at++ {
 		b := payload[at:]
 		n, ok := recordLen(b)
-		if !ok || binary.LittleEndian.Uint64(b[8:]) == 0 {
+		if !ok || recordGroup(b) == 0 {
 			continue
 		}
 		mixed := binary.LittleEndian.Uint32(b) ^ crc32.Update(seed, castagnoli, b[4:n])

@@ -94,7 +94,7 @@ func payloadOf(first storage.LSN, seed uint32, data ...string) ([]byte, batchHea
 	var p []byte
 	for i, d := range data {
 		b := make([]byte, recordHeaderSize)
-		putRecordHeader(b, len(d), storage.GroupID(i+1))
+		putRecordHeader(b, len(d), storage.GroupID(i+1), uint32(100+i))
 		p = append(append(p, b...), d...)
 	}
 	return p, batchHeader{
@@ -126,7 +126,7 @@ func TestDecodeRecords(t *testing.T) {
 		t.Error("accepted records under other numbers")
 	}
 	p, h = payloadOf(5, seed, "x")
-	clear(p[8:16])
+	clear(p[8:12])
 	h.crc = finishRecords(p, 5, seed)
 	if recs, _ := decodeRecords(nil, nil, p, &h, seed); len(recs) > 0 {
 		t.Error("accepted group 0")
@@ -151,13 +151,13 @@ func TestDamageCostsOneRecord(t *testing.T) {
 				t.Fatalf("record %d, bit %d: lost %+v, %d records", i, bit, lost, len(recs))
 			}
 			for _, r := range recs {
-				if k := int(r.LSN - 1000); k == i || string(r.Data) != data[k] || r.Group != storage.GroupID(k+1) {
+				if k := int(r.LSN - 1000); k == i || string(r.Data) != data[k] || r.Group != storage.GroupID(k+1) || r.Last != uint32(100+k) {
 					t.Fatalf("record %d, bit %d: got record %d with %q", i, bit, k, r.Data)
 				}
 			}
 			if bit >= (at+recordHeaderSize)*8 {
 				hit++
-				if lost[0].Group != storage.GroupID(i+1) || lost[0].Kind != d[0] {
+				if lost[0].Group != storage.GroupID(i+1) || lost[0].Kind != d[0] || lost[0].LastSeq != uint32(100+i) {
 					t.Fatalf("record %d, bit %d: lost %+v", i, bit, lost[0])
 				}
 			} else if lost[0].Group != 0 {

@@ -14,11 +14,12 @@ type Lost struct {
 	// Uncertain: nothing tells how many records there were; Last is the highest
 	// LSN that can have been given out.
 	Uncertain bool
-	// Group and Kind are known if only the data of a single record is damaged:
-	// its group, and the first byte of its data (0 if it has none). Group is 0
-	// if they are not known.
-	Group storage.GroupID
-	Kind  byte
+	// Group, Kind and LastSeq are known if only the data of a single record is
+	// damaged: its group, the first byte of its data (0 if it has none), and what
+	// Record.Last would be. Group is 0 if they are not known.
+	Group   storage.GroupID
+	Kind    byte
+	LastSeq uint32
 	// File and Offset say where, and Reason what was found there.
 	File   string
 	Offset int64

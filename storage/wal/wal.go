@@ -59,6 +59,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -98,6 +99,9 @@ var ErrNoSpace = errors.New("no space for the log on the file system: make room,
 type Record struct {
 	LSN   storage.LSN
 	Group storage.GroupID
+	// Last is the lower half of the group's last sequence behind the record, as
+	// far as it was known when the record was appended; see Log.SetLast.
+	Last uint32
 	// Data is immutable and stays valid for as long as it is referenced.
 	Data []byte
 	// Tag is what Append was given; nil in Replay.
@@ -131,6 +135,10 @@ type Options struct {
 	// MaxPending bounds the bytes appended for which OnCommit has not
 	// returned yet; Append blocks beyond it. Default 64 MiB.
 	MaxPending int64
+	// Messages, if set, says how many sequences of its group the record takes
+	// that begins with these octets (the first part given to Append). It is
+	// called with locks held. See Log.SetLast.
+	Messages func(head []byte) int
 	// OnCommit, if set, receives committed records in LSN order, one call at
 	// a time. The slice is valid during the call only; Record.Data may be
 	// kept. It must not call Append, Commit, Sync or Close, which may wait
@@ -240,6 +248,7 @@ type Log struct {
 	idleSeen  uint64     // durable when idle was armed
 	segs      []*segment // oldest first; the last is the active one
 	holds     holds
+	lasts     lasts
 
 	// Room, see space.go.
 	plan      plan
@@ -353,8 +362,8 @@ func (l *Log) append(g storage.GroupID, tag any, c class, parts [][]byte) (stora
 	if n > MaxRecord {
 		return 0, fmt.Errorf("append a record of %d bytes: %w (at most %d bytes)", n, ErrTooLarge, MaxRecord)
 	}
-	if g == 0 {
-		return 0, errors.New("wal: append to group 0")
+	if g == 0 || g > math.MaxUint32 {
+		return 0, fmt.Errorf("wal: append to group %d", g)
 	}
 	need := recordHeaderSize + n
 
@@ -380,7 +389,8 @@ func (l *Log) append(g storage.GroupID, tag any, c class, parts [][]byte) (stora
 	}
 	p := l.pend
 	b, dst := l.reserve(need)
-	putRecordHeader(dst, n, g)
+	last := l.lasts.next(g, l.o.Messages, parts)
+	putRecordHeader(dst, n, g, last)
 	data := dst[recordHeaderSize:]
 	at := 0
 	for _, part := range parts {
@@ -393,7 +403,7 @@ func (l *Log) append(g storage.GroupID, tag any, c class, parts [][]byte) (stora
 	p.last = lsn
 	p.bytes += int64(need)
 	l.unapplied += int64(need)
-	p.recs = append(p.recs, Record{LSN: lsn, Group: g, Data: data[:n:n], Tag: tag})
+	p.recs = append(p.recs, Record{LSN: lsn, Group: g, Last: last, Data: data[:n:n], Tag: tag})
 	l.newest = p
 	if c == lazy && !l.lazyArmed && !p.kicked {
 		l.lazyArmed = true

@@ -47,6 +47,22 @@ func KindOf(b []byte) Kind {
 	return Kind(b[0])
 }
 
+// Messages returns how many sequences of its stream a record takes if nothing of
+// it is refused. It looks at the beginning of b only: what AppendPublishHead
+// appends is enough.
+func Messages(b []byte) int {
+	switch KindOf(b) {
+	case KindPublish:
+		return 1
+	case KindBatch:
+		r := newReader(b, KindBatch)
+		return int(r.uint())
+	case KindIngest:
+		return ingested(b)
+	}
+	return 0
+}
+
 func malformed(k Kind) error { return fmt.Errorf("%w of kind %d", ErrMalformed, k) }
 
 // reader takes fields off an encoded command. After a failure every further

@@ -77,6 +77,31 @@ func TestPublishHead(t *testing.T) {
 	}
 }
 
+func TestMessages(t *testing.T) {
+	for _, s := range samples {
+		b := s.AppendTo(nil)
+		want := 0
+		switch c := s.(type) {
+		case *Publish:
+			want = 1
+			if got := Messages(AppendPublishHead(nil, c.Time, c.Subject, len(c.Header))); got != 1 {
+				t.Errorf("head of a message: %d", got)
+			}
+		case *Batch:
+			want = len(c.Msgs)
+		case *Ingest:
+			want = len(c.Msgs)
+		}
+		if got := Messages(b); got != want {
+			t.Errorf("%T: %d, want %d", s, got, want)
+		}
+		Messages(b[:1])
+	}
+	if got := Messages(nil); got != 0 {
+		t.Errorf("nothing: %d", got)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	for _, s := range samples {
 		f.Add(s.AppendTo(nil))

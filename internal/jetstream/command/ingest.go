@@ -112,9 +112,8 @@ func (c *Ingest) AppendTo(dst []byte) []byte {
 	return dst
 }
 
-// Decode reads a record; headers and data alias b.
-func (c *Ingest) Decode(b []byte) error {
-	r := newReader(b, KindIngest)
+// head reads what is before the gaps, and returns how many of them there are.
+func (c *Ingest) head(r *reader) uint64 {
 	c.Edge = r.string()
 	r.fixed(c.UID[:])
 	c.Incarnation = r.uint()
@@ -123,7 +122,26 @@ func (c *Ingest) Decode(b []byte) error {
 	c.Through = r.uint()
 	r.fixed(c.PrevChain[:])
 	r.fixed(c.Chain[:])
-	n := r.uint()
+	return r.uint()
+}
+
+// ingested returns how many messages a record has.
+func ingested(b []byte) int {
+	var c Ingest
+	var reason [1]byte
+	r := newReader(b, KindIngest)
+	for n := c.head(&r); n > 0 && r.ok; n-- {
+		r.uint()
+		r.uint()
+		r.fixed(reason[:])
+	}
+	return int(r.uint())
+}
+
+// Decode reads a record; headers and data alias b.
+func (c *Ingest) Decode(b []byte) error {
+	r := newReader(b, KindIngest)
+	n := c.head(&r)
 	if !r.ok || n > uint64(len(r.b))/3 {
 		return malformed(KindIngest)
 	}
