@@ -40,6 +40,7 @@ func cases() []benchCase {
 		{name: "core-4x4", run: benchCore(shape{pubs: 4, subs: 4, size: 128})},
 		{name: "core-1x10", run: benchCore(shape{pubs: 1, subs: 10, size: 128})},
 		{name: "core-request", run: benchRequest},
+		{name: "core-subs", run: benchSubs},
 		{name: "js-sync-always", syncAlways: true, run: benchSyncPublish},
 		{name: "js-async-always", syncAlways: true, run: benchAsyncPublish},
 		{name: "js-async-default", run: benchAsyncPublish},
@@ -60,22 +61,42 @@ func benchStart(ctx context.Context, e *env) ([]metric, int, time.Duration, erro
 	return []metric{{"ready after", "ms", "less", float64(e.ready) / 1e6}}, 0, 0, nil
 }
 
-// meter measures wall-clock and server CPU time of a stretch of load.
+// meter measures wall-clock and CPU time of a stretch of load: the server's, and
+// in e.clients that of this process, which is all of its clients.
 type meter struct {
-	e     *env
-	start time.Time
-	cpu   time.Duration
+	e       *env
+	start   time.Time
+	cpu     time.Duration
+	clients time.Duration
 }
 
 func (e *env) meter() (meter, error) {
+	own, err := ownCPU()
+	if err != nil {
+		return meter{}, err
+	}
 	u, err := e.proc.Usage()
-	return meter{e: e, start: time.Now(), cpu: u.CPU}, err
+	return meter{e: e, start: time.Now(), cpu: u.CPU, clients: own}, err
 }
 
 func (m meter) stop() (wall, cpu time.Duration, err error) {
 	wall = time.Since(m.start)
 	u, err := m.e.proc.Usage()
+	if err != nil {
+		return 0, 0, err
+	}
+	own, err := ownCPU()
+	m.e.clients = own - m.clients
 	return wall, u.CPU - m.cpu, err
+}
+
+// ownCPU is the CPU time that this process has used.
+func ownCPU() (time.Duration, error) {
+	var ru syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &ru); err != nil {
+		return 0, fmt.Errorf("own CPU time: %w", err)
+	}
+	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano()), nil
 }
 
 func rate(name string, n int, wall time.Duration) metric {
@@ -164,6 +185,47 @@ func benchCore(sh shape) func(context.Context, *env) ([]metric, int, time.Durati
 		wall, cpu, err := m.stop()
 		return []metric{rate("rate", count, wall)}, count, cpu, err
 	}
+}
+
+// benchSubs reports what a subscription costs the server in memory: those of a
+// few clients, each to a subject of its own.
+func benchSubs(ctx context.Context, e *env) ([]metric, int, time.Duration, error) {
+	const clients, each = 4, 50_000
+	conns, err := e.connectN(clients)
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	idle, err := e.proc.Usage()
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	m, err := e.meter()
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	for i, nc := range conns {
+		for k := range each {
+			if _, err := nc.Subscribe(fmt.Sprintf("bench.subs.%d.%d", i, k), func(*nats.Msg) {}); err != nil {
+				return nil, 0, 0, err
+			}
+		}
+		if err := nc.FlushWithContext(ctx); err != nil {
+			return nil, 0, 0, err
+		}
+	}
+	wall, cpu, err := m.stop()
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	full, err := e.proc.Usage()
+	if err != nil {
+		return nil, 0, 0, err
+	}
+	const n = clients * each
+	return []metric{
+		{"memory each", "B", "less", float64(full.Anon-idle.Anon) / n},
+		rate("subscribed", n, wall),
+	}, n, cpu, nil
 }
 
 // benchRequest sends requests one after the other from one connection to a

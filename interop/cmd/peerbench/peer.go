@@ -32,6 +32,7 @@ type env struct {
 	ready    time.Duration // process creation to first PONG
 	duration time.Duration
 	conns    []*nats.Conn
+	clients  time.Duration // CPU time of the clients within what was measured
 }
 
 // start starts the server and returns when it answers.
@@ -140,7 +141,9 @@ func runOnce(ctx context.Context, c benchCase, peer, binary, work string, d time
 		return nil, err
 	}
 	if messages > 0 {
-		ms = append(ms, metric{metricCPU, "us/msg", "less", cpu.Seconds() * 1e6 / float64(messages)})
+		ms = append(ms,
+			metric{metricCPU, "us/msg", "less", cpu.Seconds() * 1e6 / float64(messages)},
+			metric{"clients' CPU", "us/msg", "less", e.clients.Seconds() * 1e6 / float64(messages)})
 	}
 	return append(ms,
 		metric{metricRSS, "MiB", "less", float64(u.RSS) / (1 << 20)},
