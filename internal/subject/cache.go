@@ -11,12 +11,14 @@ type Entry[V comparable] struct {
 
 	key   string
 	gen   uint64
+	slot  uint32
 	valid bool // gen is that of a lookup
 }
 
 // Cache remembers the results of lookups in an [Index] for one user, who must
 // not use it concurrently. An entry is looked up anew, into the same memory,
-// when the index has changed since; otherwise a lookup takes no lock.
+// when the index has changed since where that can concern it; otherwise a lookup
+// takes no lock.
 //
 // A subject gets an entry when it is looked up a second time, so that subjects
 // used once, such as reply subjects, neither allocate nor displace others.
@@ -47,7 +49,7 @@ func (c *Cache[V]) Lookup(subject []byte) *Entry[V] {
 	if e == nil || e.key != string(subject) {
 		e = c.entry(subject)
 	}
-	if gen := c.index.Generation(); !e.valid || e.gen != gen {
+	if gen := c.index.generation(e.slot); !e.valid || e.gen != gen {
 		e.gen, e.valid = gen, true
 		if c.note != nil && e.Note == 0 {
 			e.reset()
@@ -67,11 +69,11 @@ func (c *Cache[V]) entry(subject []byte) *Entry[V] {
 	if c.seen == nil {
 		c.seen = make([]uint32, seenSlots)
 	}
-	slot, tag := &c.seen[h%seenSlots], uint32(h>>32)|1
-	if *slot != tag || len(subject) == 0 {
-		*slot = tag
+	seen, tag := &c.seen[h%seenSlots], uint32(h>>32)|1
+	if *seen != tag || len(subject) == 0 {
+		*seen = tag
 		e := &c.once
-		e.valid = false
+		e.valid, e.slot = false, slot(subject)
 		if c.note != nil {
 			e.Note = c.note(subject)
 		}
@@ -90,7 +92,7 @@ func (c *Cache[V]) entry(subject []byte) *Entry[V] {
 	if c.byKey == nil {
 		c.byKey = make(map[string]*Entry[V])
 	}
-	e.key, e.valid, e.Note = string(subject), false, 0
+	e.key, e.valid, e.slot, e.Note = string(subject), false, slot(subject), 0
 	if c.note != nil {
 		e.Note = c.note(subject)
 	}

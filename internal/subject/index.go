@@ -22,9 +22,42 @@ var ErrInvalid = errors.New("invalid subject")
 // depend on the number of subscriptions that do not match.
 type Index[V comparable] struct {
 	mu   sync.RWMutex
-	gen  atomic.Uint64 // number of changes; starts at 0
 	root level[V]
 	n    int
+
+	// Numbers of changes: of subjects by their first token, and of those whose
+	// first token is a wildcard.
+	gens [genSlots]atomic.Uint64
+	wild atomic.Uint64
+}
+
+// genSlots is into how many parts subjects fall by their first token. A change
+// makes only its own part's results old, so that clients that come and go with
+// their inboxes do not concern those who publish measurements.
+const genSlots = 64
+
+// slot returns the part of a literal subject, or of one with wildcards behind
+// its first token.
+func slot[T Chars](subject T) uint32 {
+	h := uint32(2166136261) // FNV-1a
+	for i := 0; i < len(subject) && subject[i] != '.'; i++ {
+		h = (h ^ uint32(subject[i])) * 16777619
+	}
+	return (h ^ h>>16) % genSlots
+}
+
+// generation changes with every change that can concern literal subjects of
+// the part. A result is up to date for as long as the generation read before
+// its lookup stays.
+func (x *Index[V]) generation(slot uint32) uint64 { return x.gens[slot].Load() + x.wild.Load() }
+
+// changed notes a change of subject.
+func (x *Index[V]) changed(subject string) {
+	if tok, _, _ := next(subject); tok == "*" || tok == ">" {
+		x.wild.Add(1)
+	} else {
+		x.gens[slot(subject)].Add(1)
+	}
 }
 
 // level holds the nodes for one token position.
@@ -87,10 +120,6 @@ next:
 	}
 }
 
-// Generation changes with every change of the index. A result is up to date
-// for as long as the generation read before its lookup stays.
-func (x *Index[V]) Generation() uint64 { return x.gen.Load() }
-
 // Len returns the number of subscriptions.
 func (x *Index[V]) Len() int {
 	x.mu.RLock()
@@ -118,7 +147,7 @@ func (x *Index[V]) Insert(subject, queue string, v V) error {
 		n.queues[i].Members = append(n.queues[i].Members, v)
 	}
 	x.n++
-	x.gen.Add(1)
+	x.changed(subject)
 	return nil
 }
 
@@ -170,7 +199,7 @@ func (x *Index[V]) Remove(subject, queue string, v V) bool {
 		return false
 	}
 	x.n--
-	x.gen.Add(1)
+	x.changed(subject)
 	return true
 }
 

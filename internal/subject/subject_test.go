@@ -272,6 +272,37 @@ func TestCacheAllocates(t *testing.T) {
 	}
 }
 
+// TestChangesElsewhere: who subscribes to other first tokens does not make a
+// result old; a wildcard there does.
+func TestChangesElsewhere(t *testing.T) {
+	var x Index[int]
+	_ = x.Insert("data.a", "", 1)
+	c := NewCache(&x, 4, nil)
+	c.Lookup([]byte("data.a"))
+	e := c.Lookup([]byte("data.a"))
+	current := func() bool { return e.gen == x.generation(e.slot) }
+	if slot("data.a") == slot("_INBOX.x") {
+		t.Fatal("the test needs two first tokens that fall apart")
+	}
+	_ = x.Insert("_INBOX.x.*", "", 2)
+	x.Remove("_INBOX.x.*", "", 2)
+	if !current() {
+		t.Error("a change elsewhere makes the result old")
+	}
+	for _, subj := range []string{"data.b", "*.a", ">"} {
+		_ = x.Insert(subj, "", 3)
+		if current() {
+			t.Errorf("the result is not old after a change of %s", subj)
+		}
+		c.Lookup([]byte("data.a"))
+		x.Remove(subj, "", 3)
+		if current() {
+			t.Errorf("the result is not old after the end of %s", subj)
+		}
+		c.Lookup([]byte("data.a"))
+	}
+}
+
 func TestIndexConcurrent(t *testing.T) {
 	var x Index[int]
 	_ = x.Insert("a.b", "", -1)
@@ -318,6 +349,16 @@ func BenchmarkMatch(b *testing.B) {
 		c := NewCache(&x, 16, nil)
 		b.ReportAllocs()
 		for b.Loop() {
+			c.Lookup(subj)
+		}
+	})
+	b.Run("cache, inboxes come and go", func(b *testing.B) {
+		c := NewCache(&x, 16, nil)
+		b.ReportAllocs()
+		for b.Loop() {
+			_ = x.Insert("_INBOX.abc", "", -2)
+			c.Lookup(subj)
+			x.Remove("_INBOX.abc", "", -2)
 			c.Lookup(subj)
 		}
 	})
