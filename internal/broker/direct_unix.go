@@ -31,7 +31,7 @@ func newDirectWriter(conn net.Conn) *directWriter {
 	// Made once: a closure per write would be allocated.
 	w.fn = func(fd uintptr) bool {
 		for len(w.segs) > 0 {
-			n, err := syscall.Write(int(fd), w.segs[0].b)
+			n, err := writePieces(int(fd), w.segs)
 			if err == syscall.EINTR {
 				continue
 			}

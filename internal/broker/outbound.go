@@ -120,12 +120,13 @@ func (o *outbound) drop() {
 }
 
 // Publishers are held back for a client with more than stallFrom octets
-// pending (or a quarter of its limit, if less) until it has less than
-// stallUntil, but for stallMax at most per read.
+// pending (or a quarter of its limit, if less) until it has less than half of
+// that, but for stallMax at most per read. It is about what caches of
+// processors hold: a longer queue does not make anything faster, it only makes
+// the octets in it cold, for the client too.
 const (
-	stallFrom  = 8 << 20
-	stallUntil = 4 << 20
-	stallMax   = 10 * time.Millisecond
+	stallFrom = 512 << 10
+	stallMax  = 10 * time.Millisecond
 	// A client that has taken nothing for this long is not waited for: it must
 	// not slow others down until it is disconnected. (A kernel that has buffered
 	// megabytes takes more only when a good part of them is gone; shorter pauses

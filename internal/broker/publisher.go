@@ -20,6 +20,7 @@ type Publisher struct {
 	root    *Publisher // outermost of those nested in handlers
 	child   *Publisher // for publishing from within a handler that this one calls
 	depth   int
+	several bool // the message may get more than one copy
 	handled bool // (root) a handler ran in this batch
 	status  bool // the message is the server's to the client, not the client's
 
@@ -51,7 +52,9 @@ const (
 // maxCached is the number of subjects a publisher remembers.
 const maxCached = 1024
 
-// shareFrom is the message size in octets from which receivers share one copy.
+// shareFrom is the message size in octets from which several receivers share
+// one copy. A message for a single one is copied to its queue, behind the line
+// that announces it, unless it is larger than what the queue is made of.
 const shareFrom = 8 << 10
 
 // maxDepth bounds handlers that publish to handlers.
@@ -118,6 +121,7 @@ func (p *Publisher) route(e *subject.Entry[*subscription], subj, reply, hdr, dat
 		return false
 	}
 	p.begin(subj, reply, hdr, data)
+	p.several = len(e.Plain)+len(e.Queues) > 1
 	for _, s := range e.Plain {
 		if p.deliver(s) {
 			delivered = true
@@ -202,7 +206,7 @@ func (p *Publisher) deliver(s *subscription) bool {
 	}
 	size := len(hdr) + len(p.data)
 	line := len(head) + len(s.sid) + 1 + len(tail)
-	share := size >= shareFrom
+	share := size >= shareFrom && (p.several || size >= maxTail/2)
 	if share && *shared == nil {
 		b := newSlab(size + len(lineEnd))
 		b.b = append(append(append(b.b, hdr...), p.data...), lineEnd...)

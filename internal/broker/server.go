@@ -37,8 +37,8 @@ type Server struct {
 	start time.Time
 
 	// The constants of these names, but for tests and small limits.
-	stallFrom, stallUntil int64
-	stallMax, stuckAfter  time.Duration
+	stallFrom            int64
+	stallMax, stuckAfter time.Duration
 
 	name string // fixed by New
 
@@ -81,7 +81,6 @@ func New(opts Options) (*Server, error) {
 		stallFrom: min(stallFrom, set.MaxPending/4), stallMax: stallMax, stuckAfter: stuckAfter,
 	}
 	s.set.Store(set)
-	s.stallUntil = s.stallFrom / 2
 	s.acc = newAccount(s, "$G")
 	return s, nil
 }
@@ -163,7 +162,7 @@ func (s *Server) accept(conn net.Conn, kind string) bool {
 	}
 	c.info.Store(info)
 	c.activity.Store(c.start.UnixNano())
-	c.out.low = s.stallUntil
+	c.out.low = s.stallFrom / 2
 	c.pub = newPublisher(s.acc, c)
 	if len(set.auth.nkeys) > 0 {
 		var b [11]byte
