@@ -2,7 +2,9 @@ package broker
 
 import (
 	"io"
+	"runtime"
 	"testing"
+	"time"
 )
 
 // TestCongested delivers until a client that reads nothing is congested, and
@@ -37,5 +39,24 @@ func TestCongested(t *testing.T) {
 	until(t, "what was read is no longer pending", func() bool { return !p.Congested("inbox") })
 	if st := s.Stats(); st.SlowConsumers != 0 {
 		t.Errorf("%+v", st)
+	}
+}
+
+// TestHeldBackFromTheStart: a publisher is held back for a client although the
+// goroutine that is to write to it has not had a processor yet.
+func TestHeldBackFromTheStart(t *testing.T) {
+	s := run(t, Options{MaxPending: 4 << 20}, func(s *Server) { s.stallMax, s.stuckAfter = time.Millisecond, time.Minute })
+	r := rawDial(t, s)
+	r.send(quiet + "SUB inbox 1\r\nPING\r\n")
+	r.expect("PONG\r\n")
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	p := s.Account().NewPublisher()
+	data := make([]byte, 64<<10)
+	for s.Stats().Stalls == 0 {
+		p.Publish("inbox", "", nil, data)
+		p.flush(true)
+		if c := s.Conns(); len(c) != 1 || c[0].Pending > 2<<20 {
+			t.Fatalf("nothing held the publisher back: %+v", c)
+		}
 	}
 }

@@ -101,10 +101,8 @@ func TestHalfOpen(t *testing.T) {
 	until(t, "all to be taken", func() bool { return len(plain.Conns())+len(secure.Conns()) == n })
 	per := (heap() - used) / int64(n)
 	after, most := max(p99(t, plain, 5), p99(t, secure, 5)), 2*before+200*time.Microsecond
-	for range 4 { // others may have been at work
-		if after > most {
-			after = min(after, max(p99(t, plain, 5), p99(t, secure, 5)))
-		}
+	for end := time.Now().Add(patience); after > most && time.Now().Before(end); { // others may have been at work
+		after = min(after, max(p99(t, plain, 5), p99(t, secure, 5)))
 	}
 	t.Logf("p99 %v before, %v with %d connections half open, %d octets each", before, after, n, per)
 	if after > most {
@@ -119,18 +117,20 @@ func TestHalfOpen(t *testing.T) {
 // is gone after its time.
 func TestHalfOpenEnds(t *testing.T) {
 	ca := newAuthority(t)
-	s := run(t, Options{AuthToken: "t", AuthTimeout: 300 * time.Millisecond, TLS: ca.server(t), TLSOptions: TLSOptions{Optional: true, Timeout: 300 * time.Millisecond}})
+	opts := Options{AuthToken: "t", AuthTimeout: 300 * time.Millisecond, TLS: ca.server(t), TLSOptions: TLSOptions{Optional: true, Timeout: 300 * time.Millisecond}}
+	s := run(t, opts)
 	for i := range 200 {
 		c, err := net.Dial("tcp", s.Addr().String())
 		check(t, err)
 		defer c.Close()
 		if i%2 == 0 {
-			_, err = c.Write([]byte{recordHandshake, 3, 1, 2, 0})
-			check(t, err)
+			_, _ = c.Write([]byte{recordHandshake, 3, 1, 2, 0}) // its time may be over already
 		}
 	}
 	until(t, "all to be taken", func() bool { return s.Stats().TotalConns == 200 })
 	until(t, "all to be gone", func() bool { return len(s.Conns()) == 0 })
+	opts.AuthTimeout, opts.TLSOptions.Timeout = patience, patience
+	check(t, s.Reload(opts))
 	tc := tls.Client(rawDial(t, s).conn, &tls.Config{RootCAs: ca.pool, ServerName: "127.0.0.1"})
 	check(t, tc.Handshake())
 }
@@ -229,7 +229,7 @@ func TestHeaderBomb(t *testing.T) {
 		}
 		without.expect("MSG a 1 0\r\n\r\n")
 	}
-	if took := time.Since(began); took > 5*time.Second {
+	if took := time.Since(began); took > patience/2 {
 		t.Errorf("%v for %d messages", took, n)
 	}
 }

@@ -145,8 +145,7 @@ func (c *client) flush() {
 	}
 	o.flushing = true
 	if c.raw == nil {
-		o.mu.Unlock()
-		go c.flushLoop(nil)
+		c.hand(nil)
 		return
 	}
 	// Others may keep appending for as long as this goroutine writes. It has
@@ -162,8 +161,7 @@ func (c *client) flush() {
 		if len(rest) > 0 {
 			o.mu.Lock()
 			o.done(n)
-			o.mu.Unlock()
-			go c.flushLoop(rest)
+			c.hand(rest)
 			return
 		}
 		o.mu.Lock()
@@ -174,8 +172,17 @@ func (c *client) flush() {
 			return
 		}
 	}
-	o.mu.Unlock()
-	go c.flushLoop(nil)
+	c.hand(nil)
+}
+
+// hand leaves segs and all that is queued to a goroutine, which is the flusher
+// from now on. It is called with the lock held and releases it.
+func (c *client) hand(segs []seg) {
+	// Its time counts from here: until it gets a processor, publishers could
+	// queue a lot for a client that seems to have taken nothing for long.
+	c.out.moved = time.Now()
+	c.out.mu.Unlock()
+	go c.flushLoop(segs)
 }
 
 // flushed ends the flusher's turn with nothing left to write. It is called
@@ -212,8 +219,7 @@ func (c *client) flushAsync() {
 		return
 	}
 	o.flushing = true
-	o.mu.Unlock()
-	go c.flushLoop(nil)
+	c.hand(nil)
 }
 
 // flushLoop is the flusher that may wait for the client. It writes segs, then
@@ -224,9 +230,6 @@ func (c *client) flushLoop(segs []seg) {
 	const writeMax = 128 << 10 // not more, so that progress shows
 	var vec [atOnce][]byte
 	armed := time.Time{}
-	o.mu.Lock()
-	o.moved = time.Now()
-	o.mu.Unlock()
 	for {
 		if len(segs) == 0 {
 			o.mu.Lock()

@@ -66,7 +66,7 @@ func (a *authority) server(tb testing.TB) *tls.Config {
 
 func TestTLSOptional(t *testing.T) {
 	ca := newAuthority(t)
-	s := run(t, Options{TLS: ca.server(t), TLSOptions: TLSOptions{Optional: true, Timeout: 5 * time.Second}})
+	s := run(t, Options{TLS: ca.server(t), TLSOptions: TLSOptions{Optional: true, Timeout: patience}})
 	r := rawDial(t, s)
 	if strings.Contains(r.info, "tls_required") || !strings.Contains(r.info, `"tls_available":true`) {
 		t.Errorf("INFO %s", r.info)
@@ -95,7 +95,7 @@ func TestTLSFirst(t *testing.T) {
 	conn, err := net.Dial("tcp", s.Addr().String())
 	check(t, err)
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(patience))
 	_, err = io.WriteString(conn, "PING\r\n")
 	check(t, err)
 	if got, _ := io.ReadAll(conn); strings.Contains(string(got), "INFO") || strings.Contains(string(got), "PONG") {
@@ -103,8 +103,11 @@ func TestTLSFirst(t *testing.T) {
 	}
 
 	// With a fallback both kinds of clients are served.
-	s = run(t, Options{TLS: ca.server(t), TLSOptions: TLSOptions{First: true, Fallback: 20 * time.Millisecond}})
+	opts := Options{TLS: ca.server(t), TLSOptions: TLSOptions{First: true, Fallback: patience}}
+	s = run(t, opts)
 	check(t, dial(t, s, secure, nats.TLSHandshakeFirst()).Flush())
+	opts.TLSOptions.Fallback = 20 * time.Millisecond
+	check(t, s.Reload(opts))
 	check(t, dial(t, s, secure).Flush())
 	r := rawDial(t, s)
 	if !strings.Contains(r.info, `"tls_required":true`) {
@@ -141,10 +144,10 @@ func TestTLSHandshakeTimeoutAndRate(t *testing.T) {
 		}
 	}
 	s = run(t, Options{TLS: ca.server(t), TLSOptions: TLSOptions{RateLimit: 2}})
-	end := time.Now().Add(10 * time.Second)
+	end := time.Now().Add(patience)
 	for { // three within one second, sooner or later
 		rs := []*raw{rawDial(t, s), rawDial(t, s), rawDial(t, s), rawDial(t, s)}
-		_ = rs[3].conn.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+		_ = rs[3].conn.SetReadDeadline(time.Now().Add(time.Second))
 		line, _ := rs[3].r.ReadString('\n')
 		if line == "-ERR 'Connection throttling is active. Please try again later.'\r\n" {
 			break
