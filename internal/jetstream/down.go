@@ -186,6 +186,11 @@ func (d *downStream) late(r *wal.Record) {
 	}
 }
 
+// hold has the log keep what a stream out of service needs of it from lsn on.
+func (d *downStream) hold(lsn storage.LSN) {
+	d.from.Store(uint64(earlier(storage.LSN(d.from.Load()), lsn)))
+}
+
 // firstRepairs is how long a start waits at most for the repairs of streams found
 // damaged: most take no time, and clients need not see them.
 const firstRepairs = 3 * time.Second
@@ -340,6 +345,9 @@ func (e *Engine) repair(d *downStream) {
 		}
 		var s *Stream
 		if s, err = e.rebuild(d); err == nil {
+			err = e.settleDown(s)
+		}
+		if err == nil {
 			if err = e.bringUp(d, s); err == nil {
 				return
 			}
@@ -455,33 +463,8 @@ func (e *Engine) rebuild(d *downStream) (*Stream, error) {
 	if d.upTo <= s.applied {
 		return s, nil
 	}
-	var failed error
-	e.trimMu.Lock()
-	defer e.trimMu.Unlock()
-	info, err := wal.Scan(filepath.Join(e.o.Dir, "wal"), func(r wal.Record) error {
-		if r.LSN > d.upTo {
-			return errScanned
-		}
-		if r.Group == group && r.LSN > s.applied {
-			if failed = s.apply(&r); failed != nil {
-				return errScanned
-			}
-		}
-		return nil
-	})
-	if failed != nil {
-		return s, failed
-	}
-	if err != nil && err != errScanned {
-		return s, fmt.Errorf("reading the log: %w", err)
-	}
-	if info != nil && len(info.Damage) > 0 {
-		e.log.Error("the log is damaged where a damaged stream is made anew from it", "stream", s.name, "err", errors.Join(info.Damage...))
-	}
-	return s, nil
+	return s, e.scanGroup(group, s.applied+1, d.upTo, s.miss, s.replay)
 }
-
-var errScanned = errors.New("scanned")
 
 // bringUp puts a repaired stream into service.
 func (e *Engine) bringUp(d *downStream, s *Stream) error {
@@ -495,7 +478,7 @@ func (e *Engine) bringUp(d *downStream, s *Stream) error {
 		defer s.mu.Unlock()
 		for i := range d.records {
 			if r := &d.records[i]; r.LSN > s.applied {
-				if err := s.apply(r); err != nil {
+				if err := s.replay(r); err != nil {
 					return err
 				}
 			}

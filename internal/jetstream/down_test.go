@@ -92,7 +92,7 @@ func TestQuarantine(t *testing.T) {
 		// The log does without, and goes on being trimmed.
 		eventually(t, "its records are parked", func() bool {
 			records := 0
-			err := scanParked(filepath.Join(filepath.Dir(path), parkedName), func(storage.LSN, []byte) error { records++; return nil })
+			err := scanParked(filepath.Join(filepath.Dir(path), parkedName), func(storage.LSN, []byte, uint32) error { records++; return nil })
 			return err == nil && records >= 5 && n.e.downs[a.group].from.Load() == 0
 		})
 		if now := must(os.ReadFile(path)); string(now) != string(bad) {

@@ -79,6 +79,8 @@ type Options struct {
 
 	tidyEvery time.Duration                                   // how often it is looked for files to compact; tidyEvery, or a test's
 	salvage   func(dir string) (msgstore.RepairReport, error) // msgstore.Salvage, or a test's
+	// openStore is msgstore.Open, or a test's.
+	openStore func(dir string, o msgstore.Options) (backing, error)
 }
 
 // Defaults of Options.
@@ -147,10 +149,11 @@ type Engine struct {
 	scratch []byte
 
 	downs map[storage.GroupID]*downStream
-	// Of recovery: records of the meta group may be lost, and those of the log
-	// that belong to no stream are kept here.
+	// Of recovery: records of the meta group may be lost, and the log has records
+	// of groups that belong to no stream, from these on.
 	metaLost bool
-	orphans  map[storage.GroupID][]wal.Record
+	orphans  map[storage.GroupID]storage.LSN
+	lost     []wal.Lost // by recovery in the log, in its order; not changed after that
 
 	book      *metaBook
 	nextGroup uint64 // under mu; ahead of book.next by a creation on its way through the log
@@ -218,6 +221,9 @@ func Open(o Options) (_ *Engine, err error) {
 	if err := e.recover(); err != nil {
 		return nil, err
 	}
+	if err := e.settleLost(); err != nil {
+		return nil, err
+	}
 	if err := e.start(); err != nil {
 		return nil, err
 	}
@@ -258,10 +264,13 @@ func newEngine(o Options) *Engine {
 			return msgstore.Salvage(dir, msgstore.SalvageOptions{Log: o.Log})
 		}
 	}
+	if o.openStore == nil {
+		o.openStore = func(dir string, o msgstore.Options) (backing, error) { return msgstore.Open(dir, o) }
+	}
 	e := &Engine{
 		o: o, log: o.Log, account: o.Account,
 		groups:        map[storage.GroupID]*Stream{},
-		orphans:       map[storage.GroupID][]wal.Record{},
+		orphans:       map[storage.GroupID]storage.LSN{},
 		downs:         map[storage.GroupID]*downStream{},
 		prepared:      map[storage.GroupID]storage.Store{},
 		losing:        map[lostMsg]bool{},

@@ -66,7 +66,7 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 					o.WALOldest = 0 // it ends before: it is a new one, or an older copy
 				}
 			}
-			return msgstore.Open(dir, o)
+			return e.o.openStore(dir, o)
 		},
 		now:      e.ticks.Load,
 		withRoom: e.withRoom,

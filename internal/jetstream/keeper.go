@@ -231,6 +231,7 @@ const idleTicks = 6
 
 func (e *Engine) keep() error {
 	e.makeBallast()
+	e.settleLater()
 	e.takeDownSuspects()
 	e.giveUpLost()
 	if err := e.parkLogs(); err != nil {

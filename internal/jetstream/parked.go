@@ -9,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"petiole/internal/jetstream/command"
 	"petiole/storage"
+	"petiole/storage/vfs"
 	"petiole/storage/wal"
 )
 
@@ -35,76 +37,109 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// writeParked appends records to the file in a stream's directory, durably.
-func (e *Engine) writeParked(dir string, recs []wal.Record) (err error) {
-	if len(recs) == 0 {
-		return nil
-	}
-	path := filepath.Join(dir, parkedName)
-	if err := e.o.FS.MkdirAll(dir); err != nil {
-		return err
-	}
-	f, err := e.o.FS.Open(path, true)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	end, err := parkedEnd(path)
-	if err != nil {
-		return err
-	}
-	var buf []byte
-	if end == 0 {
-		buf = append(buf, parkedMagic...)
-	}
-	flush := func() error {
-		_, err := f.WriteAt(buf, end)
-		end += int64(len(buf))
-		buf = buf[:0]
-		return err
-	}
-	for i := range recs {
-		r := &recs[i]
-		at := len(buf)
-		buf = binary.LittleEndian.AppendUint32(buf, uint32(len(r.Data)))
-		buf = append(buf, 0, 0, 0, 0)
-		buf = binary.LittleEndian.AppendUint64(buf, uint64(r.LSN))
-		buf = append(buf, r.Data...)
-		binary.LittleEndian.PutUint32(buf[at+4:], crc32.Checksum(buf[at+8:], castagnoli))
-		if len(buf) > 1<<20 {
-			if err := flush(); err != nil {
-				return err
-			}
-		}
-	}
-	if err := flush(); err != nil {
-		return err
-	}
-	if err := f.Truncate(end); err != nil { // what a write cut short left behind
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return e.o.FS.SyncDir(dir)
+// parker appends records to the file in a stream's directory, those that it
+// does not have yet.
+type parker struct {
+	e     *Engine
+	dir   string
+	end   int64 // of the whole records in the file
+	known map[parkedKey]struct{}
+	buf   []byte
+	open  vfs.File
+	added int
 }
 
-// parkedEnd returns where the whole records in a file end; 0 if there are none.
-func parkedEnd(path string) (int64, error) {
-	end := int64(0)
-	err := scanParked(path, func(_ storage.LSN, data []byte) error {
-		end += int64(parkedHead + len(data))
+type parkedKey struct {
+	lsn storage.LSN
+	sum uint32
+}
+
+func (e *Engine) newParker(dir string) *parker {
+	return &parker{e: e, dir: dir}
+}
+
+func (p *parker) path() string { return filepath.Join(p.dir, parkedName) }
+
+// begin looks at what the file has.
+func (p *parker) begin() error {
+	if p.known != nil {
+		return nil
+	}
+	p.known = map[parkedKey]struct{}{}
+	err := scanParked(p.path(), func(lsn storage.LSN, data []byte, sum uint32) error {
+		p.known[parkedKey{lsn, sum}] = struct{}{}
+		p.end += int64(parkedHead + len(data))
 		return nil
 	})
-	if end > 0 {
-		end += int64(len(parkedMagic))
+	if p.end > 0 {
+		p.end += int64(len(parkedMagic))
+	} else {
+		p.buf = append(p.buf, parkedMagic...)
 	}
-	return end, err
+	return err
+}
+
+// add takes a record.
+func (p *parker) add(r *wal.Record) error {
+	if err := p.begin(); err != nil {
+		return err
+	}
+	at := len(p.buf)
+	p.buf = binary.LittleEndian.AppendUint32(p.buf, uint32(len(r.Data)))
+	p.buf = append(p.buf, 0, 0, 0, 0)
+	p.buf = binary.LittleEndian.AppendUint64(p.buf, uint64(r.LSN))
+	p.buf = append(p.buf, r.Data...)
+	sum := crc32.Checksum(p.buf[at+8:], castagnoli)
+	if _, has := p.known[parkedKey{r.LSN, sum}]; has {
+		p.buf = p.buf[:at]
+		return nil
+	}
+	binary.LittleEndian.PutUint32(p.buf[at+4:], sum)
+	p.added++
+	if len(p.buf) > 1<<20 {
+		return p.flush()
+	}
+	return nil
+}
+
+func (p *parker) flush() (err error) {
+	if p.open == nil {
+		if err := p.e.o.FS.MkdirAll(p.dir); err != nil {
+			return err
+		}
+		if p.open, err = p.e.o.FS.Open(p.path(), true); err != nil {
+			return err
+		}
+	}
+	_, err = p.open.WriteAt(p.buf, p.end)
+	p.end += int64(len(p.buf))
+	p.buf = p.buf[:0]
+	return err
+}
+
+// finish brings what was added to disk.
+func (p *parker) finish() (err error) {
+	if p.added > 0 {
+		if err = p.flush(); err == nil {
+			err = p.open.Truncate(p.end) // what a write cut short left behind
+		}
+		if err == nil {
+			err = p.open.Sync()
+		}
+	}
+	if p.open != nil {
+		err = errors.Join(err, p.open.Close())
+		p.open = nil
+		if err == nil {
+			err = p.e.o.FS.SyncDir(p.dir)
+		}
+	}
+	return err
 }
 
 // scanParked calls fn for the whole records in a file; data is fn's to keep.
 // What a write cut short ends it, a file that is not there has none.
-func scanParked(path string, fn func(lsn storage.LSN, data []byte) error) error {
+func scanParked(path string, fn func(lsn storage.LSN, data []byte, sum uint32) error) error {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -117,10 +152,11 @@ func scanParked(path string, fn func(lsn storage.LSN, data []byte) error) error 
 	}
 	for b = b[len(parkedMagic):]; len(b) >= parkedHead; {
 		n := int(binary.LittleEndian.Uint32(b))
-		if n > len(b)-parkedHead || crc32.Checksum(b[8:parkedHead+n], castagnoli) != binary.LittleEndian.Uint32(b[4:]) {
+		sum := binary.LittleEndian.Uint32(b[4:])
+		if n > len(b)-parkedHead || crc32.Checksum(b[8:parkedHead+n], castagnoli) != sum {
 			break
 		}
-		if err := fn(storage.LSN(binary.LittleEndian.Uint64(b[8:])), b[parkedHead:parkedHead+n:parkedHead+n]); err != nil {
+		if err := fn(storage.LSN(binary.LittleEndian.Uint64(b[8:])), b[parkedHead:parkedHead+n:parkedHead+n], sum); err != nil {
 			return err
 		}
 		b = b[parkedHead+n:]
@@ -133,12 +169,12 @@ func scanParked(path string, fn func(lsn storage.LSN, data []byte) error) error 
 func (e *Engine) readParked(s *Stream) error {
 	path := filepath.Join(e.streamDir(s.group), parkedName)
 	n := 0
-	err := scanParked(path, func(lsn storage.LSN, data []byte) error {
+	err := scanParked(path, func(lsn storage.LSN, data []byte, _ uint32) error {
 		if lsn <= s.applied {
 			return nil
 		}
 		n++
-		return s.apply(&wal.Record{LSN: lsn, Group: s.group, Data: data})
+		return s.replay(&wal.Record{LSN: lsn, Group: s.group, Data: data})
 	})
 	if err != nil {
 		return fmt.Errorf("applying %s: %w", path, err)
@@ -161,29 +197,12 @@ func (e *Engine) parkLogs() error {
 		after := d.records
 		upTo := d.upTo
 		e.applyMu.Unlock()
-		group := storage.GroupID(d.rec.Group)
-		var recs []wal.Record
-		if from <= upTo {
-			e.trimMu.Lock()
-			_, err := wal.Scan(filepath.Join(e.o.Dir, "wal"), func(r wal.Record) error {
-				if r.LSN > upTo {
-					return errScanned
-				}
-				if r.Group == group && r.LSN >= from {
-					recs = append(recs, r)
-				}
-				return nil
-			})
-			e.trimMu.Unlock()
-			if err != nil && err != errScanned {
-				return fmt.Errorf("reading the log: %w", err)
-			}
-		}
-		recs = append(recs, after...)
-		if err := e.writeParked(e.streamDir(group), recs); err != nil {
-			// Where the stream is, nothing can be written: the log keeps them.
+		if err := e.parkLog(d, from, upTo, after); vfs.IsNoSpace(err) {
+			// The log keeps them until there is.
 			e.log.Warn("the log's records of a quarantined stream are not parked yet", "stream", d.rec.Name, "err", err)
 			continue
+		} else if err != nil {
+			return fmt.Errorf("parking the log's records of stream %q: %w", d.rec.Name, err)
 		}
 		e.applyMu.Lock()
 		d.records = d.records[len(after):]
@@ -195,6 +214,49 @@ func (e *Engine) parkLogs() error {
 		e.applyMu.Unlock()
 	}
 	return nil
+}
+
+// parkLog parks a stream's records: those that the log has from one position
+// through another, and after. Where the log may have lost some, a record says
+// how many sequences are to be left out.
+func (e *Engine) parkLog(d *downStream, from, upTo storage.LSN, after []wal.Record) error {
+	group := storage.GroupID(d.rec.Group)
+	p := e.newParker(e.streamDir(group))
+	skip, at := uint64(0), storage.LSN(0)
+	leaveOut := func() error {
+		if skip == 0 {
+			return nil
+		}
+		c := command.Skip{More: skip}
+		skip = 0
+		return p.add(&wal.Record{LSN: at, Group: group, Data: c.AppendTo(nil)})
+	}
+	add := func(r *wal.Record) error {
+		switch kind := command.KindOf(r.Data); {
+		case kind == command.KindSkip:
+			skip = 0
+		case givesSequences(kind):
+			if err := leaveOut(); err != nil {
+				return err
+			}
+		}
+		return p.add(r)
+	}
+	if from <= upTo {
+		err := e.scanGroup(group, from, upTo, func(l *wal.Lost) { skip, at = skip+mayHaveHad(l, &d.rec.Config), l.Last }, add)
+		if err != nil {
+			return err
+		}
+	}
+	for i := range after {
+		if err := add(&after[i]); err != nil {
+			return err
+		}
+	}
+	if err := leaveOut(); err != nil {
+		return err
+	}
+	return p.finish()
 }
 
 // loseParked removes the parked records of a stream whose checkpoint has them.

@@ -80,31 +80,23 @@ func (e *Engine) recover() error {
 	if err != nil {
 		return fmt.Errorf("replaying the log: %w", err)
 	}
-	for _, s := range e.groups {
-		if s.dirtyFrom != 0 { // had its part in the log that is damaged
-			if err := s.skipLost(); err != nil {
-				return err
-			}
-		}
-	}
-	if err := e.parkOrphans(); err != nil {
-		return err
-	}
 	newest = max(newest, known.applied)
 	if w := e.wal.Written(); w < newest {
-		e.damage.LostRecords.Add(uint64(newest - w))
+		e.lostRecords(wal.Lost{First: w + 1, Last: newest, Uncertain: true})
 		e.log.Error("the log ends before what has been checkpointed: it was lost, or is an older copy, and what it alone had is gone",
 			"directory", o.Dir, "last_record", w, "checkpointed", newest)
 		if err := e.wal.SkipTo(newest + 1); err != nil {
 			return err
 		}
 	}
-	e.lastLSN.Store(uint64(max(last, e.wal.Written())))
+	end := max(last, e.wal.Written())
+	e.lastLSN.Store(uint64(end))
 	e.nextGroup = b.next
-	if e.damage.LostRecords.Load() > 0 {
-		if err := e.settleLost(); err != nil {
-			return err
-		}
+	for _, d := range e.downs {
+		d.upTo, d.records = end, nil // the log has them
+	}
+	if err := e.parkOrphans(end); err != nil {
+		return err
 	}
 	if err := e.tidy(known); err != nil {
 		return err
@@ -137,20 +129,17 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 	}
 	s := e.groups[r.Group]
 	if d := e.downs[r.Group]; d != nil {
-		d.late(r)
+		d.hold(r.LSN) // it is read again when the stream's files are repaired
 		return nil
 	}
 	if s == nil && e.metaLost {
-		e.orphans[r.Group] = append(e.orphans[r.Group], *r)
+		e.orphans[r.Group] = earlier(e.orphans[r.Group], r.LSN)
 	}
 	if s == nil || s.memory || r.LSN <= s.applied {
 		return nil // gone, empty after every start, or checkpointed
 	}
-	if err := s.skipLost(); err != nil {
-		return err
-	}
 	s.mu.Lock()
-	err := s.apply(r)
+	err := s.replay(r)
 	s.measure()
 	s.mu.Unlock()
 	if err != nil && isDamage(err) {
@@ -158,101 +147,6 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 		return nil
 	}
 	return err
-}
-
-// lostRecords takes note of records that the log cannot give back.
-func (e *Engine) lostRecords(l wal.Lost) error {
-	n := uint64(l.Last - l.First + 1)
-	e.damage.LostRecords.Add(n) // the log has told of it
-	switch {
-	case l.Group == storage.MetaGroup:
-		e.metaLost = true
-	case l.Group != 0:
-		s := e.groups[l.Group]
-		if s == nil || s.memory || l.Last <= s.applied {
-			break
-		}
-		if kind := command.Kind(l.Kind); kind == command.KindPublish || kind == command.KindBatch || l.Kind == 0 {
-			s.skip += n
-		}
-		if s.dirtyFrom == 0 {
-			s.dirtyFrom = l.First
-		}
-	default:
-		// Whose they were is not known: no stream that the log has more of
-		// gives one of its sequences away a second time.
-		e.metaLost = true
-		if l.Uncertain {
-			break // there may have been none
-		}
-		for _, s := range e.groups {
-			if !s.memory && l.Last > s.applied {
-				s.skip += n
-			}
-		}
-	}
-	return nil
-}
-
-// skipLost leaves out as many sequences as records may have been lost that had
-// them: each is a message that was acknowledged with its sequence.
-func (s *Stream) skipLost() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.skip == 0 {
-		return nil
-	}
-	last := s.store.State().Last
-	span := storage.Span{First: last + 1, Last: last + s.skip}
-	s.skip = 0
-	if err := s.store.Skip(span.Last); err != nil {
-		return fmt.Errorf("stream %q: %w", s.name, err)
-	}
-	s.addLost(span, time.Now())
-	s.e.damage.LostMsgs.Add(span.Len())
-	s.e.log.Error("messages of a stream may have been in the lost records of the log; their sequences are left out", "stream", s.name, "first", span.First, "last", span.Last)
-	return nil
-}
-
-// settleLost makes durable what has been decided about the records lost: the next
-// start finds the same damage, and must not decide anew, with other records
-// behind it.
-func (e *Engine) settleLost() error {
-	at := storage.LSN(e.lastLSN.Load())
-	for _, s := range e.groups {
-		if s.memory {
-			continue
-		}
-		s.mu.Lock()
-		s.skip = 0
-		s.applied = max(s.applied, at)
-		if s.dirtyFrom == 0 {
-			s.dirtyFrom = s.applied
-		}
-		s.mu.Unlock()
-		if err := s.checkpoint(); err != nil && !noSpace(err) && !errors.Is(err, storage.ErrCorrupt) {
-			return err
-		}
-	}
-	return nil
-}
-
-// parkOrphans puts records aside that belong to no stream known, where the
-// record that created the stream may be among those lost.
-func (e *Engine) parkOrphans() error {
-	for g, recs := range e.orphans {
-		if e.groups[g] != nil || e.downs[g] != nil {
-			continue
-		}
-		dir := filepath.Join(e.o.Dir, "parked", groupDir(g))
-		if err := e.writeParked(dir, recs); err != nil {
-			return err
-		}
-		e.damage.Parked.Add(1)
-		e.log.Error("records of the log belong to a stream that nothing tells of; they have been put aside", "directory", dir, "records", len(recs))
-	}
-	e.orphans = nil
-	return nil
 }
 
 // recreate has a stream that was never checkpointed begin with what it was

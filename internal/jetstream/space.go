@@ -42,6 +42,8 @@ type space struct {
 	logFull atomic.Bool // the log has no room for another segment
 	full    atomic.Bool // a checkpoint, or the list of streams, found no room
 	ballast atomic.Int64
+	// unsettled: what the log has lost could not be settled for want of room.
+	unsettled atomic.Bool
 
 	mu    sync.Mutex
 	since time.Time // when it became full; zero: it is not

@@ -40,6 +40,8 @@ type Stream struct {
 	apiMu   sync.Mutex                       // one change of consumers at a time
 	ckptMu  sync.Mutex                       // one checkpoint at a time; held while destroying
 	durable atomic.Pointer[storage.State]
+	// unsettled: records of the log are lost, and what follows is not in the log yet.
+	unsettled atomic.Bool
 
 	mu        sync.Mutex
 	m         *stream.Machine
@@ -58,7 +60,7 @@ type Stream struct {
 	unreadable []storage.KV
 	lostSpans  []lostSpan          // sequences whose messages damage has taken, ascending
 	lostFresh  bool                // some of them are in no checkpoint
-	skip       uint64              // sequences that lost records of the log may have had; of recovery
+	skip       uint64              // sequences that lost records of the log may have had, not left out yet
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
 	acked      []uint64            // messages acknowledged by the command being applied
 	unlogged   []uint64            // messages that consumers without durable state are done with
@@ -500,6 +502,9 @@ func (e *Engine) room(s *Stream, n int) *api.Error {
 	if limit > 0 && used.Load()+int64(n) > limit {
 		return api.ErrInsufficientResources
 	}
+	if s.unsettled.Load() {
+		return api.ErrInsufficientResources
+	}
 	if !s.memory && e.space.full.Load() { // what the log would take could not leave it again
 		return api.ErrInsufficientResources
 	}
@@ -663,6 +668,13 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 		var c command.Lost
 		if r.Removed > 0 && c.Decode(rec) == nil {
 			s.addLost(storage.Span{First: c.Seq, Last: c.Seq}, time.Unix(0, c.Time))
+		}
+	case command.KindSkip:
+		s.skip = 0
+		s.unsettled.Store(false)
+		var c command.Skip
+		if r.Skipped.First <= r.Skipped.Last && c.Decode(rec) == nil {
+			s.leftOut(r.Skipped, time.Unix(0, c.Time))
 		}
 	case command.KindExpire:
 		s.expiring = false

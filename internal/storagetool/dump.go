@@ -113,6 +113,10 @@ func fieldsOf(b []byte) (kind, fields string, err error) {
 		var c command.Lost
 		err = c.Decode(b)
 		return "lost", fmt.Sprintf("seq %d found %s", c.Seq, stamp(c.Time)), err
+	case command.KindSkip:
+		var c command.Skip
+		err = c.Decode(b)
+		return "skip", fmt.Sprintf("to seq %d and %d more decided %s", c.To, c.More, stamp(c.Time)), err
 	case command.KindAcked:
 		var c command.Acked
 		err = c.Decode(b)

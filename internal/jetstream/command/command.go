@@ -19,15 +19,16 @@ type Kind uint8
 // Kinds. Consumer kinds (64 and up) are in consumer.go.
 const (
 	KindInvalid   Kind = 0
-	KindPublish   Kind = 1 // stream: store a message
-	KindDeleteMsg Kind = 2 // stream: remove one message
-	KindPurge     Kind = 3 // stream: remove many messages
-	KindSetConfig Kind = 4 // stream: new configuration
-	KindExpire    Kind = 5 // stream: remove what has aged
-	KindIngest    Kind = 6 // stream: append what an edge exported
-	KindAcked     Kind = 7 // stream: no consumer needs this message
-	KindBatch     Kind = 8 // stream: store several messages, or none
-	KindLost      Kind = 9 // stream: a message is damaged and given up
+	KindPublish   Kind = 1  // stream: store a message
+	KindDeleteMsg Kind = 2  // stream: remove one message
+	KindPurge     Kind = 3  // stream: remove many messages
+	KindSetConfig Kind = 4  // stream: new configuration
+	KindExpire    Kind = 5  // stream: remove what has aged
+	KindIngest    Kind = 6  // stream: append what an edge exported
+	KindAcked     Kind = 7  // stream: no consumer needs this message
+	KindBatch     Kind = 8  // stream: store several messages, or none
+	KindLost      Kind = 9  // stream: a message is damaged and given up
+	KindSkip      Kind = 10 // stream: leave out sequences that lost records may have had
 
 	KindStreamCreate Kind = 32 // meta: a stream exists
 	KindStreamDelete Kind = 33 // meta: a stream is gone
@@ -292,6 +293,33 @@ func (c *Lost) Decode(b []byte) error {
 	c.Time = r.int()
 	if !r.ok {
 		return malformed(KindLost)
+	}
+	return nil
+}
+
+// Skip leaves out sequences that records lost out of the log may have had. It
+// settles what is lost before it: whoever replays the log decides about that no
+// more, but does as this says.
+type Skip struct {
+	To   uint64 // the last sequence, given out or left out
+	More uint64 // beside To: how many are left out behind the last
+	Time int64  // when that was decided, Unix nanoseconds
+}
+
+// AppendTo appends the record to dst.
+func (c *Skip) AppendTo(dst []byte) []byte {
+	dst = binary.AppendUvarint(append(dst, byte(KindSkip)), c.To)
+	return binary.AppendVarint(binary.AppendUvarint(dst, c.More), c.Time)
+}
+
+// Decode reads a record.
+func (c *Skip) Decode(b []byte) error {
+	r := newReader(b, KindSkip)
+	c.To = r.uint()
+	c.More = r.uint()
+	c.Time = r.int()
+	if !r.ok {
+		return malformed(KindSkip)
 	}
 	return nil
 }

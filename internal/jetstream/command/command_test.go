@@ -21,6 +21,7 @@ var samples = []decoder{
 	&SetConfig{JSON: []byte(`{"name":"S"}`)},
 	&Expire{Now: 1700000000000000000},
 	&Lost{Seq: 1 << 40, Time: 1700000000000000000},
+	&Skip{To: 1 << 40, More: 1000, Time: 1700000000000000000},
 	&Acked{Seq: 9},
 	&StreamCreate{Group: 2, UID: [16]byte{1, 2}, Created: 5, Name: "S", Config: []byte("{}")},
 	&StreamDelete{Group: 2},

@@ -44,6 +44,8 @@ type Result struct {
 	Before    uint64     // Batch: messages stored beside the one at Seq, right before it
 	Prev      uint64     // Publish to a stream that republishes: sequence of the subject's message before
 	Removed   uint64     // DeleteMsg, Purge, Expire: messages removed
+	// Skipped is which sequences a Skip left out: none if Last is below First.
+	Skipped storage.Span
 
 	// Position and Err are the outcome of an Ingest: the position now held
 	// (nil if none), and command.ErrStaleIncarnation, ErrOutOfOrder,
@@ -208,6 +210,13 @@ func (m *Machine) Apply(record []byte) Result {
 			} else if errors.Is(err, storage.ErrNotFound) {
 				err = nil // removed meanwhile
 			}
+		}
+	case command.KindSkip:
+		var c command.Skip
+		if err = c.Decode(record); err == nil {
+			last := m.store.State().Last
+			r.Skipped = storage.Span{First: last + 1, Last: max(c.To, last) + c.More}
+			err = m.store.Skip(r.Skipped.Last)
 		}
 	case command.KindAcked:
 		var c command.Acked

@@ -1,0 +1,245 @@
+package jetstream
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/storage"
+	"petiole/storage/msgstore"
+)
+
+// fullBacking is a store whose checkpoints find no room.
+type fullBacking struct{ backing }
+
+func (fullBacking) Checkpoint() error {
+	return &os.PathError{Op: "write", Path: "msgs.db", Err: syscall.ENOSPC}
+}
+
+// newestSegment returns the path of the log's newest segment.
+func newestSegment(t *testing.T, dir string) string {
+	t.Helper()
+	list := must(filepath.Glob(filepath.Join(dir, "wal", "*.wal")))
+	if len(list) == 0 {
+		t.Fatal("there is no log")
+	}
+	return slices.Max(list)
+}
+
+// flip changes a bit of the log in what is found there; with header that of the
+// batch before it.
+func flip(t *testing.T, dir, what string, header bool) {
+	t.Helper()
+	for _, path := range must(filepath.Glob(filepath.Join(dir, "wal", "*.wal"))) {
+		b := must(os.ReadFile(path))
+		at := bytes.Index(b, []byte(what))
+		if at < 0 {
+			continue
+		}
+		if header {
+			at = bytes.LastIndex(b[:at], []byte("PWB\x02")) + 20
+		}
+		b[at] ^= 1
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	t.Fatalf("%q is not in the log", what)
+}
+
+// content returns what a stream has under each sequence.
+func content(t *testing.T, s *Stream) map[uint64]string {
+	t.Helper()
+	m := map[uint64]string{}
+	if err := s.store.Range(0, func(msg storage.Message) bool { m[msg.Seq] = string(msg.Data); return true }); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// What has been decided about the end of a log that was cut is in the log, so
+// that it holds though nothing could be checkpointed before the next start.
+func TestLossIsSettledOnFullDisk(t *testing.T) {
+	ctx := testContext(t)
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	for _, s := range []string{"A", "B"} {
+		createStream(t, js, jetstream.StreamConfig{Name: s, Subjects: []string{s}})
+		publishN(t, js, s, 5)
+	}
+	n.crash()
+	path := newestSegment(t, dir)
+	if err := os.Truncate(path, must(os.Stat(path)).Size()-1000); err != nil {
+		t.Fatal(err)
+	}
+	n = startNode(t, dir, func(o *Options) {
+		o.openStore = func(dir string, o msgstore.Options) (backing, error) {
+			st, err := msgstore.Open(dir, o)
+			return fullBacking{st}, err
+		}
+	})
+	_, js = n.connect()
+	if n.e.Damage().LostRecords == 0 {
+		t.Fatal("the loss is not counted")
+	}
+	ack := must(js.Publish(ctx, "B", []byte("after")))
+	n.crash()
+	for range 2 {
+		n = startNode(t, dir)
+		s := must2(n.e.Stream("B"))
+		if got := content(t, s); got[ack.Sequence] != "after" || len(got) != 6 || s.State().Last != ack.Sequence {
+			t.Fatalf("sequence %d was acknowledged: %v, %+v", ack.Sequence, got, s.State())
+		}
+		n.stop()
+	}
+}
+
+// A stream takes nothing while there is no room to settle what the log has lost.
+func TestUnsettledTakesNothing(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 3)
+	s := must2(n.e.Stream("S"))
+	s.mu.Lock()
+	s.skip = 2
+	s.mu.Unlock()
+	s.unsettled.Store(true)
+	if _, err := js.Publish(testContext(t), "s", nil); errorCode(err) != 10023 {
+		t.Fatalf("publish: %v", err)
+	}
+	n.e.space.unsettled.Store(true)
+	n.e.wakeKeeper()
+	eventually(t, "it is settled", func() bool { return !s.unsettled.Load() })
+	if ack := must(js.Publish(testContext(t), "s", nil)); ack.Sequence != 6 {
+		t.Fatalf("sequence %d", ack.Sequence)
+	}
+	if got := s.Lost(0); fmt.Sprint(got) != "[{4 5}]" {
+		t.Fatalf("lost are %v", got)
+	}
+}
+
+// A stream that does not serve at the start leaves out what the log has lost as
+// well, and it is settled before it serves.
+func TestLossOfStreamThatIsDown(t *testing.T) {
+	ctx := testContext(t)
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 5)
+	if err := n.e.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	path := n.e.storePath(must2(n.e.Stream("S")).group)
+	good := must(os.ReadFile(path))
+	for i := 6; i <= 8; i++ {
+		must(js.Publish(ctx, "s", fmt.Appendf(nil, "message number %d", i)))
+	}
+	n.crash()
+	flip(t, dir, "message number 7", true)
+	ruin(t, path)
+	n = startNode(t, dir, func(o *Options) {
+		o.salvage = func(string) (msgstore.RepairReport, error) {
+			return msgstore.RepairReport{File: path}, os.WriteFile(path, good, 0o600)
+		}
+	})
+	_, js = n.connect()
+	eventually(t, "the stream serves again", func() bool { _, ok := n.e.Stream("S"); return ok })
+	if ack := must(js.Publish(ctx, "s", []byte("after"))); ack.Sequence != 9 {
+		t.Fatalf("sequence %d", ack.Sequence)
+	}
+	want := map[uint64]string{6: "message number 6", 8: "message number 8", 9: "after"}
+	for start := range 2 {
+		got := content(t, must2(n.e.Stream("S")))
+		for seq, data := range want {
+			if got[seq] != data {
+				t.Fatalf("start %d: message %d is %q, want %q", start, seq, got[seq], data)
+			}
+		}
+		if got := must2(n.e.Stream("S")).Lost(0); fmt.Sprint(got) != "[{7 7}]" {
+			t.Fatalf("lost are %v", got)
+		}
+		n.crash()
+		n = startNode(t, dir)
+	}
+}
+
+// A batch had a sequence for each of its messages.
+func TestLostBatch(t *testing.T) {
+	ctx := testContext(t)
+	for _, header := range []bool{false, true} {
+		dir := t.TempDir()
+		n := startNode(t, dir)
+		nc, js := n.connect()
+		createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, AllowAtomicPublish: true})
+		publishN(t, js, "s", 2)
+		for i := 1; i <= 7; i++ {
+			m := &nats.Msg{Subject: "s", Header: nats.Header{}, Data: fmt.Appendf(nil, "of the batch %d", i)}
+			m.Header.Set("Nats-Batch-Id", "B")
+			m.Header.Set("Nats-Batch-Sequence", fmt.Sprint(i))
+			if i == 7 {
+				m.Header.Set("Nats-Batch-Commit", "1")
+			}
+			must(nc.RequestMsgWithContext(ctx, m))
+		}
+		if last := must2(n.e.Stream("S")).State().Last; last != 9 {
+			t.Fatalf("the last message is %d", last)
+		}
+		n.crash()
+		flip(t, dir, "of the batch 3", header)
+		n = startNode(t, dir)
+		_, js = n.connect()
+		if ack := must(js.Publish(ctx, "s", nil)); ack.Sequence < 10 || ack.Sequence > 3+maxBatchMsgs {
+			t.Errorf("header %v: sequence %d was given out again", header, ack.Sequence)
+		}
+		n.stop()
+	}
+}
+
+// Records of a stream that nothing tells of are put aside once, however often
+// the log is read.
+func TestOrphansAreParkedOnce(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "ORPHANED", Subjects: []string{"s"}})
+	publishN(t, js, "s", 10)
+	n.crash()
+	flip(t, dir, "ORPHANED", false)
+	for _, name := range []string{"meta.db", "streams"} {
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size := int64(0)
+	for start := range 3 {
+		n = startNode(t, dir)
+		list := must(filepath.Glob(filepath.Join(dir, "parked", "*", parkedName)))
+		if len(list) != 1 {
+			t.Fatalf("start %d: parked are %v", start, list)
+		}
+		records := 0
+		if err := scanParked(list[0], func(storage.LSN, []byte, uint32) error { records++; return nil }); err != nil || records != 10 {
+			t.Fatalf("start %d: %d records are parked: %v", start, records, err)
+		}
+		if now := must(os.Stat(list[0])).Size(); start > 0 && now != size {
+			t.Fatalf("start %d: what is parked has grown from %d to %d octets", start, size, now)
+		} else {
+			size = now
+		}
+		if parked := n.e.Damage().Parked; start > 0 && parked != 0 {
+			t.Fatalf("start %d: %d things are said to have been parked", start, parked)
+		}
+		n.crash()
+	}
+}
