@@ -113,6 +113,7 @@ type Damage struct {
 	Quarantines uint64 `json:"quarantines"`  // streams that could not be repaired
 	LostRecords uint64 `json:"lost_records"` // records of the log
 	Parked      uint64 `json:"parked"`       // files and directories put aside
+	Positions   uint64 `json:"positions"`    // of exports, restored from their copies
 }
 
 // Stream summarises one stream by what a power cut cannot take.

@@ -457,6 +457,9 @@ func (e *Engine) rebuild(d *downStream) (*Stream, error) {
 	for _, c := range s.consumers {
 		c.m.MarkDirty()
 	}
+	if err := e.restorePositions(s); err != nil {
+		return s, err
+	}
 	if err := e.readParked(s); err != nil {
 		return s, err
 	}
@@ -598,10 +601,11 @@ type DamageStats struct {
 	Quarantines uint64 // streams that could not be repaired
 	LostRecords uint64 // records of the log
 	Parked      uint64 // directories and files put aside
+	Positions   uint64 // of exports, restored from their copies
 }
 
 type damageCounters struct {
-	Repairs, LostMsgs, Consumers, Quarantines, LostRecords, Parked atomic.Uint64
+	Repairs, LostMsgs, Consumers, Quarantines, LostRecords, Parked, Positions atomic.Uint64
 }
 
 // Stats describes the engine's use of resources. Sizes are in octets.
@@ -621,6 +625,6 @@ func (e *Engine) Stats() Stats {
 func (e *Engine) Damage() DamageStats {
 	d := &e.damage
 	return DamageStats{
-		d.Repairs.Load(), d.LostMsgs.Load(), d.Consumers.Load(), d.Quarantines.Load(), d.LostRecords.Load(), d.Parked.Load(),
+		d.Repairs.Load(), d.LostMsgs.Load(), d.Consumers.Load(), d.Quarantines.Load(), d.LostRecords.Load(), d.Parked.Load(), d.Positions.Load(),
 	}
 }

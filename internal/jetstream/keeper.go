@@ -262,6 +262,9 @@ func (e *Engine) saveAndDestroy() error {
 		} else {
 			err = e.newFileStore(storage.GroupID(g), true).Destroy()
 		}
+		if err == nil {
+			err = e.dropPositions(storage.GroupID(g))
+		}
 		if err != nil {
 			e.log.Warn("files of a deleted stream remain until the next start", "group", g, "err", err)
 		} else {

@@ -67,6 +67,9 @@ func (e *Engine) recover() error {
 	if err != nil {
 		return err
 	}
+	if known.adopt {
+		e.touchPositions()
+	}
 	replayed := 0
 	last := storage.LSN(0)
 	err = e.wal.ReplayLossy(func(r wal.Record) error {
@@ -261,7 +264,9 @@ func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
 		return nil, err
 	}
 	s.mu.Lock()
-	err = e.readParked(s)
+	if err = e.restorePositions(s); err == nil {
+		err = e.readParked(s)
+	}
 	s.mu.Unlock()
 	if err == nil && s.holds() != 0 {
 		if err = s.checkpoint(); err == nil {
@@ -337,6 +342,9 @@ func (e *Engine) tidy(known *metaContents) error {
 	root := filepath.Join(e.o.Dir, "streams")
 	for _, g := range known.deleted {
 		if err := removeDir(e.o.FS, filepath.Join(root, groupDir(storage.GroupID(g)))); err != nil {
+			return err
+		}
+		if err := e.dropPositions(storage.GroupID(g)); err != nil {
 			return err
 		}
 		e.book.dead[g] = struct{}{}

@@ -245,7 +245,7 @@ func (e *Engine) settle(s *Stream, err error) error {
 		return nil
 	case errors.Is(err, storage.ErrClosed) && !e.serves(s):
 		return nil // taken down meanwhile
-	case !errors.Is(err, storage.ErrCorrupt):
+	case errors.Is(err, storage.ErrFailed) || !errors.Is(err, storage.ErrCorrupt):
 		return err
 	}
 	e.applyMu.Lock()

@@ -55,6 +55,9 @@ type Stream struct {
 	applied   storage.LSN // last record applied
 	dirtyFrom storage.LSN // first record that no frozen set reflects; 0 if none
 	frozen    storage.LSN // likewise of the frozen set that is being written
+	// frozenAt is the last record that set reflects, frozenPos the positions in it.
+	frozenAt  storage.LSN
+	frozenPos []storage.KV
 	// unreadable is keyed state that makes no sense, though its checksum is
 	// right; to be put aside.
 	unreadable []storage.KV
@@ -1095,7 +1098,7 @@ func (s *Stream) checkpoint() error {
 	s.ckptMu.Lock()
 	defer s.ckptMu.Unlock()
 	s.mu.Lock()
-	if s.gone {
+	if s.gone || s.skip > 0 { // the next start would not know any more that there is something to settle
 		s.mu.Unlock()
 		return nil
 	}
@@ -1106,6 +1109,8 @@ func (s *Stream) checkpoint() error {
 			clear(s.lost)
 			s.lostFresh = false
 			s.frozen, s.dirtyFrom = s.dirtyFrom, 0
+			s.frozenAt = s.applied
+			s.frozenPos = positionsOf(kvs)
 		} else {
 			undo()
 			s.mu.Unlock()
@@ -1119,7 +1124,7 @@ func (s *Stream) checkpoint() error {
 			return fmt.Errorf("checkpoint of stream %q: a set is frozen already", s.name)
 		}
 	}
-	frozen := s.frozen
+	frozen, at, positions := s.frozen, s.frozenAt, s.frozenPos
 	s.mu.Unlock()
 	if frozen == 0 {
 		return nil
@@ -1130,11 +1135,16 @@ func (s *Stream) checkpoint() error {
 	if err := s.e.wal.SyncWritten(); err != nil {
 		return err
 	}
+	if len(positions) > 0 {
+		if err := s.e.copyPositions(s.group, at, s.store.Applied(), positions); err != nil {
+			return fmt.Errorf("checkpoint of stream %q: %w", s.name, err)
+		}
+	}
 	if err := s.store.Checkpoint(); err != nil {
 		return fmt.Errorf("checkpoint of stream %q: %w", s.name, err)
 	}
 	s.mu.Lock()
-	s.frozen = 0
+	s.frozen, s.frozenPos = 0, nil
 	s.measure()
 	s.mu.Unlock()
 	return nil

@@ -712,6 +712,19 @@ func (m *Machine) Positions(fn func(edge string, uid [16]byte, p *command.Positi
 	}
 }
 
+// RestorePosition puts a copy of a position in the place of one that is missing,
+// or is older; it reports whether it has. The key is without PrefixPos. It is
+// for the time between New and the first record.
+func (m *Machine) RestorePosition(key string, p *command.Position) bool {
+	had := m.positions[key]
+	if had != nil && (had.Incarnation > p.Incarnation || had.Incarnation == p.Incarnation && had.Through >= p.Through) {
+		return false
+	}
+	m.positions[strings.Clone(key)] = p
+	m.dirtyPos[key] = struct{}{}
+	return true
+}
+
 func (m *Machine) ingest(c *command.Ingest, r *Result) error {
 	key := posKey(c.Edge, c.UID)
 	pos := m.positions[key]
