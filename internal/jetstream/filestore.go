@@ -31,6 +31,7 @@ type fileStore struct {
 	fs     vfs.FS
 	create bool // there may be no file yet; until the first opening
 	accept bool // a file older than it has been is opened as it is; until the first opening
+	ours   bool // this process has opened the files before
 	open   func(dir string, o msgstore.Options) (backing, error)
 	// withRoom runs fn, again with more room on the file system if it found none.
 	withRoom func(fn func() error) error
@@ -113,7 +114,7 @@ func (f *fileStore) wake() error {
 		f.refs.Add(1)
 		return nil
 	}
-	o := msgstore.Options{AcceptStale: f.accept}
+	o := msgstore.Options{AcceptStale: f.accept, Inherited: !f.ours}
 	if f.create {
 		o.WALOldest = 1 // the log has all of it
 	} else if _, err := os.Stat(filepath.Join(f.dir, msgstore.FileName)); errors.Is(err, fs.ErrNotExist) {
@@ -127,7 +128,7 @@ func (f *fileStore) wake() error {
 	if err != nil {
 		return f.note(err)
 	}
-	f.st, f.create, f.accept = st, false, false
+	f.st, f.create, f.accept, f.ours = st, false, false, true
 	f.refs.Add(resting + 1)
 	f.opened(1)
 	return nil

@@ -1,7 +1,9 @@
 // Package metadb keeps small facts about a server in one bbolt file: the meta
 // machine's checkpoint, the node's identity, the state of exports.
 //
-// Every Put is one transaction that is on disk when Put returns. Values carry a
+// Every Put is one transaction that is on disk when Put returns. A Put for which
+// there is no room fails with an error that vfs.IsNoSpace knows, and may be tried
+// again; any other failed write wraps storage.ErrFailed. Values carry a
 // CRC32C over bucket, key and content, so that a flipped bit is an error and
 // never a wrong fact:
 //
@@ -58,6 +60,11 @@ func (d *DB) OnFail(fn func(error)) { d.failed.Store(&fn) }
 // storage.ErrCorrupt if it is not a database.
 func Open(path string) (*DB, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	// What the log need not have because this file does is what a power cut
+	// leaves of it, not what a process that died has put into the page cache.
+	if err := boltfile.Refresh(path); err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	db, err := boltfile.Open(path, bbolt.Options{FreelistType: bbolt.FreelistMapType, NoStatistics: true}, nil)

@@ -69,6 +69,11 @@ type Options struct {
 	// the log does not make up, as it is: what is lost becomes a gap, so that
 	// no sequence is assigned again. The store's Stale method tells.
 	AcceptStale bool
+	// Inherited says that another process may have left the files: they are
+	// synced, and read from the disk rather than from the page cache, which
+	// shows writes whose sync has failed. What a power cut could take back
+	// must not have the log trimmed. It is for the first opening of a process.
+	Inherited bool
 
 	noSync bool // tests only
 }
@@ -107,6 +112,13 @@ func Open(dir string, o Options) (*Store, error) {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		if err := errors.Join(os.MkdirAll(dir, 0o700), boltfile.SyncDir(filepath.Dir(dir))); err != nil {
 			return nil, fmt.Errorf("open message store: %w", failure(err))
+		}
+	}
+	if o.Inherited {
+		for _, name := range []string{FileName, FloorName} {
+			if err := boltfile.Refresh(filepath.Join(dir, name)); err != nil {
+				return nil, fmt.Errorf("open message store: %w", failure(err))
+			}
 		}
 	}
 	floor, floorErr := ReadFloor(dir)

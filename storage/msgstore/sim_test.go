@@ -12,6 +12,6 @@ import (
 // is being made.
 func TestCrashes(t *testing.T) {
 	storetest.Crashes(t, 60, func(dir string, oldest storage.LSN) (storage.Store, error) {
-		return Open(dir, Options{WALOldest: oldest, Log: slog.New(slog.DiscardHandler)})
+		return Open(dir, Options{WALOldest: oldest, Inherited: true, Log: slog.New(slog.DiscardHandler)})
 	})
 }

@@ -13,6 +13,11 @@
 //	       any subset            all of them,
 //	                             with or without meta
 //
+// A process that is killed leaves two different images: its successor is shown
+// what was written, and what of that was synced is all that the medium has for
+// sure. What could not be synced no later sync writes, but the successor is
+// shown it, until it drops its cache (boltfile.Refresh).
+//
 // A commit that does not sync (bbolt's NoSync) has no such order: any subset of
 // everything written since the last sync is left, meta pages included. Likewise
 // of the renames, removals and creations since a directory was last synced.
@@ -257,7 +262,7 @@ func (d *Disk) PowerCut() error {
 	clear(d.ops)
 	for _, name := range sorted(d.kept) {
 		f := d.kept[name]
-		f.durable = d.settle(f, odds())
+		f.durable, f.failed = d.settle(f, odds()), false
 		if f.cur != f.durable {
 			f.cur, f.stale = f.durable, true
 		}
@@ -347,13 +352,9 @@ func (d *Disk) rebuild() error {
 		}
 	})
 	for _, f := range d.names {
-		if f.failed {
-			// Whether this will ever be on the medium nobody can know who reads
-			// it from the cache. A test of what follows from a kill after a
-			// failed sync, and a power cut after that, is not for this package.
-			f.durable = f.cur
-		}
-		f.busy, f.cut, f.stale, f.dirty, f.failed = false, false, false, false, false
+		f.busy, f.cut, f.stale, f.dirty = false, false, false, false
+		// After a kill f.failed stays: what could not be synced is shown, and no
+		// later sync will write it.
 	}
 	clear(d.renamed)
 	clear(d.open)
@@ -627,13 +628,9 @@ func (d *Disk) update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
 	}
 	switch {
 	case f.cut:
-		// The power failed meanwhile.
+		// The power failed meanwhile, or the process was killed.
 		f.cut, f.stale = false, true
-		f.cur = d.within(f.durable, f.cur, after, noSync)
-		if noSync {
-			return err // durable is as before
-		}
-		f.durable = f.cur
+		f.cur, f.durable = d.within(f.durable, f.cur, after, noSync)
 		return err
 	case fail != nil && how == FailSync:
 		// The sync before that of the meta page did not fail.
@@ -651,28 +648,24 @@ func (d *Disk) update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
 	return err
 }
 
-// within returns what the medium has when the power failed during a commit that
-// leads from before to after.
-func (d *Disk) within(durable, before, after *image, noSync bool) *image {
+// within returns what the operating system would show, and what the medium has
+// for sure, when a commit that leads from before to after was cut short.
+func (d *Disk) within(durable, before, after *image, noSync bool) (cur, sure *image) {
 	meta := func(page int) bool { return page < after.meta }
+	odds := d.rng.Float64()
 	if noSync {
-		odds := d.rng.Float64()
-		return d.mix(before, after, func(int) bool { return d.rng.Float64() < odds })
+		return d.mix(before, after, func(int) bool { return d.rng.Float64() < odds }), durable
 	}
-	base := before
+	synced := d.mix(before, after, func(i int) bool { return !meta(i) })
 	switch d.rng.IntN(4) {
-	case 0: // some pages
-		odds := d.rng.Float64()
-		if durable != before {
-			base = d.mix(durable, before, func(int) bool { return d.rng.Float64() < odds })
-		}
-		return d.mix(base, after, func(i int) bool { return !meta(i) && d.rng.Float64() < odds })
-	case 1: // all pages, which were synced
-		return d.mix(base, after, func(i int) bool { return !meta(i) })
-	case 2: // the meta page as well
-		return after
+	case 0: // some pages are written
+		return d.mix(before, after, func(i int) bool { return !meta(i) && d.rng.Float64() < odds }), durable
+	case 1: // all pages, which are synced
+		return synced, synced
+	case 2: // the meta page as well, which is not synced
+		return after, synced
 	}
-	return base // nothing yet
+	return before, durable // nothing yet
 }
 
 // try runs fn in a transaction that is taken back.
@@ -790,6 +783,19 @@ func (tap) Done(op boltfile.Op, name, newname string) {
 				}
 				delete(d.ops, gone)
 			}
+		}
+	case boltfile.OpRefresh:
+		f := d.names[name]
+		if f == nil {
+			return
+		}
+		if !f.failed { // what was not synced before is now
+			f.durable = f.cur
+			return
+		}
+		f.cur, f.failed = f.durable, false
+		if err := f.cur.write(name); err != nil {
+			panic(err) // a test's directory
 		}
 	case boltfile.OpSync:
 		f := d.file(name)

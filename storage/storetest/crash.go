@@ -106,6 +106,7 @@ func (c *crashing) life() {
 	case at > c.safe:
 		c.ends["ahead"]++
 	}
+	c.safe = at // the log is not needed for what is before that
 	image.checkAll(c.t, s)
 	image.checkKVs(c.t, s, "")
 	c.cur = image.clone()

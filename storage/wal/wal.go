@@ -43,7 +43,10 @@
 //
 // The first write or sync that fails ends the log: nothing is acknowledged
 // after it, and only a restart, which recovers from disk, helps. A sync is
-// never tried again, because the kernel may have dropped what it could not write.
+// never tried again, because the kernel may have dropped what it could not write,
+// and shows it all the same for as long as it is cached. Open therefore believes
+// in what headers record as durable (they were written after the sync had
+// succeeded), and writes all that lies behind it again before it syncs that.
 //
 // A file system without room is not an error but a state: room is set aside
 // before a record is accepted, so that none is accepted that could not be

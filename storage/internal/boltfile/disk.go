@@ -19,6 +19,7 @@ const (
 	OpRemove            // of a file, or an empty directory
 	OpSyncDir           // entries of a directory are on disk from now on
 	OpSync              // so are the contents of a file
+	OpRefresh           // and they are read from disk from now on
 )
 
 // Tap sees what the functions below do to files, and may make them fail. It is
