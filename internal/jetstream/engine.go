@@ -399,8 +399,9 @@ func (e *Engine) fail(err error) {
 }
 
 // AfterRead is for broker.Options.AfterRead: it starts committing what the
-// read handed in.
-func (e *Engine) AfterRead() { e.prop.Kick() }
+// read handed in. What a publisher sends alone is committed on its own read
+// loop: it is waiting for the acknowledgement.
+func (e *Engine) AfterRead() { e.prop.KickOrCommit() }
 
 // Kick starts committing what was handed in.
 func (e *Engine) Kick() { e.prop.Kick() }

@@ -11,6 +11,8 @@ import (
 // proposer is a storage.Proposer whose committed records come with their tags.
 type proposer interface {
 	storage.Proposer
+	// KickOrCommit is Kick for a goroutine that may wait for the disk.
+	KickOrCommit()
 	// tag returns what r was proposed with on this node, once.
 	tag(r *wal.Record) any
 }
@@ -61,6 +63,9 @@ func (p *localProposer) ProposeLazy(g storage.GroupID, tag any, parts ...[]byte)
 
 // Kick starts a commit.
 func (p *localProposer) Kick() { p.log.Kick() }
+
+// KickOrCommit starts a commit, or makes it.
+func (p *localProposer) KickOrCommit() { p.log.KickOrCommit() }
 
 func (p *localProposer) tag(r *wal.Record) any {
 	if r.Tag != nil || p.waiting.Load() == 0 {

@@ -184,3 +184,34 @@ func BenchmarkKick(b *testing.B) {
 	s := l.Stats()
 	b.ReportMetric(float64(s.Records)/float64(max(s.Syncs, 1)), "records/sync")
 }
+
+// BenchmarkLone is one publisher that waits for each record, which is committed
+// by another goroutine ("kick") or its own ("commit"), on a disk that takes no
+// time.
+func BenchmarkLone(b *testing.B) {
+	for _, how := range []string{"kick", "commit"} {
+		b.Run(how, func(b *testing.B) {
+			applied := make(chan struct{}, 1)
+			l, err := wal.Open(wal.Options{
+				FS: discard{}, Dir: "wal", OnCommit: func([]wal.Record) { applied <- struct{}{} },
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			payload := make([]byte, 128)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := l.Append(1, nil, payload); err != nil {
+					b.Fatal(err)
+				}
+				if how == "kick" {
+					l.Kick()
+				} else {
+					l.KickOrCommit()
+				}
+				<-applied
+			}
+		})
+	}
+}

@@ -486,6 +486,21 @@ func (l *Log) Kick() {
 	l.mu.Unlock()
 }
 
+// KickOrCommit is Kick for a goroutine that has just appended and has nothing
+// else to do: if that was one record, and nothing is on its way to the disk, it
+// commits the record itself. To hand that to another goroutine and back takes
+// about as long as everything else but the disk. It may wait for the disk, and
+// the rules for Commit apply.
+func (l *Log) KickOrCommit() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.pend.recs) != 1 || l.pend.kicked || l.writing || l.applying || len(l.applyQ) > 0 || l.usable() != nil {
+		l.kick()
+		return
+	}
+	_ = l.commit() // OnFail tells
+}
+
 func (l *Log) kick() {
 	if p := l.pend; len(p.recs) > 0 && !p.kicked {
 		p.kicked = true

@@ -844,3 +844,43 @@ func TestAppendDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations per record", allocs)
 	}
 }
+
+// TestKickOrCommit: one record on an idle log is committed by the goroutine that
+// appended it; otherwise nobody waits.
+func TestKickOrCommit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := simfs.New(1)
+		l := open(t, disk, nil)
+		one := func(data string) storage.LSN {
+			lsn, err := l.Append(1, nil, []byte(data))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return lsn
+		}
+		lsn := one("alone")
+		l.KickOrCommit()
+		if got := l.Applied(); got != lsn {
+			t.Fatalf("applied up to %d when it returned, want %d", got, lsn)
+		}
+
+		gate := make(chan struct{})
+		disk.SetHook(func(op simfs.Op, _ string) error { <-gate; return nil })
+		one("two")
+		lsn = one("at a time")
+		l.KickOrCommit() // the disk hangs: it would not return
+		synctest.Wait()
+		lsn = max(lsn, one("while one is on its way"))
+		l.KickOrCommit()
+		synctest.Wait()
+		if got := l.Applied(); got >= lsn {
+			t.Fatalf("applied up to %d while the disk hangs", got)
+		}
+		close(gate)
+		synctest.Wait()
+		if got := l.Applied(); got != lsn {
+			t.Fatalf("applied up to %d once the disk is back, want %d", got, lsn)
+		}
+		l.KickOrCommit() // nothing to do
+	})
+}
