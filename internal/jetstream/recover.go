@@ -111,7 +111,7 @@ func (e *Engine) recover() error {
 		if err := e.putAside(s); err != nil {
 			return err
 		}
-		if _, err := s.rest(); err != nil {
+		if err := s.restAtStart(); err != nil {
 			return err
 		}
 	}
@@ -281,7 +281,7 @@ func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
 	}
 	// What was never checkpointed may have to skip sequences first.
 	if store.Applied() > 0 {
-		if _, err := s.rest(); err != nil {
+		if err := s.restAtStart(); err != nil {
 			return nil, err
 		}
 	}

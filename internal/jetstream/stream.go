@@ -415,6 +415,17 @@ func (s *Stream) rest() (bool, error) {
 	return f.rest()
 }
 
+// restAtStart is rest for a start. It leaves the files of a few streams open, for
+// opening a large one takes its time, and where there are few they are going to
+// be used; the keeper closes those that are not.
+func (s *Stream) restAtStart() error {
+	if s.e.openStores.Load() <= int64(s.e.o.MaxOpenStores)/4 {
+		return nil
+	}
+	_, err := s.rest()
+	return err
+}
+
 // account updates the engine's totals with the octets this stream holds.
 func (s *Stream) account(bytes uint64) {
 	total := &s.e.storeUsed

@@ -44,6 +44,10 @@ func TestReplayKeepsTablesSmall(t *testing.T) {
 	if oldest := e.wal.Oldest(); oldest != 1 {
 		t.Errorf("the log begins with record %d before the streams serve", oldest)
 	}
+	// To open the file of a large store takes its time.
+	if open := e.openStores.Load(); open != streams {
+		t.Errorf("%d stores are open, want all %d, so that none is opened twice", open, streams)
+	}
 	if err := e.release(); err != nil { // as if it was killed in the middle of its start
 		t.Fatal(err)
 	}

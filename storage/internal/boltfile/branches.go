@@ -2,8 +2,10 @@ package boltfile
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"go.etcd.io/bbolt"
 
@@ -11,8 +13,9 @@ import (
 )
 
 // branchesMax is how many branch pages CheckBranches reads at most. The upper
-// ones come first.
-const branchesMax = 2048
+// ones come first. They lie all over the file: more would take a cold disk longer
+// than a start may.
+const branchesMax = 1024
 
 const (
 	flagBranch = 1
@@ -32,10 +35,17 @@ func CheckBranches(db *bbolt.DB) error {
 		return fmt.Errorf("check %s: %w", path, err)
 	}
 	defer f.Close() // was only read
+	_, err = checkBranches(db, f)
+	return err
+}
+
+// checkBranches returns how many pages it has read.
+func checkBranches(db *bbolt.DB, f *os.File) (int, error) {
+	path := db.Path()
 	c := &branches{f: f, path: path, size: int64(db.Info().PageSize), seen: map[uint64]bool{}}
 	fi, err := f.Stat()
 	if err != nil {
-		return fmt.Errorf("check %s: %w", path, err)
+		return 0, fmt.Errorf("check %s: %w", path, err)
 	}
 	c.pages = uint64(fi.Size() / c.size)
 	var root uint64
@@ -45,18 +55,19 @@ func CheckBranches(db *bbolt.DB) error {
 			return nil
 		})
 	}); err != nil {
-		return err
+		return 0, err
 	}
 	// The root of all is a leaf with the buckets' roots, if it is no branch.
 	flags, page, err := c.page(root)
 	if err != nil {
-		return err
+		return c.reads, err
 	}
 	roots := []uint64{root}
 	if flags == flagLeaf {
 		roots = c.buckets(page)
 	}
-	return c.walk(roots)
+	err = c.walk(roots)
+	return c.reads, err
 }
 
 type branches struct {
@@ -65,6 +76,7 @@ type branches struct {
 	size  int64
 	pages uint64
 	seen  map[uint64]bool // branch pages
+	reads int
 }
 
 func (c *branches) corrupt(no uint64, reason string) error {
@@ -77,6 +89,7 @@ func (c *branches) page(no uint64) (flags uint16, b []byte, err error) {
 		return 0, nil, c.corrupt(no, "there is no such page")
 	}
 	b = make([]byte, c.size)
+	c.reads++
 	if _, err := c.f.ReadAt(b, int64(no)*c.size); err != nil {
 		return 0, nil, c.corrupt(no, err.Error())
 	}
@@ -106,41 +119,28 @@ func (c *branches) buckets(b []byte) (roots []uint64) {
 
 // walk goes down level by level from roots.
 func (c *branches) walk(roots []uint64) error {
+	levels := make([][]uint64, len(roots)) // of each tree: what to look at next
+	for i, no := range roots {
+		levels[i] = []uint64{no}
+	}
 	var leaves []uint64 // or what should be
-	for level := roots; len(level) > 0; {
-		var next []uint64
-		for _, no := range level {
-			if c.seen[no] {
-				return c.corrupt(no, "more than one page leads to it")
-			}
-			if len(c.seen) >= branchesMax {
+	for more := true; more; {
+		more = false
+		for i, level := range levels {
+			children, err := c.children(level)
+			if err == errEnough {
 				return nil
 			}
-			flags, b, err := c.page(no)
 			if err != nil {
 				return err
 			}
-			if flags != flagBranch {
-				continue
+			if c.leaves(children) {
+				leaves = append(leaves, slices.Concat(children...)...)
+				children = nil
 			}
-			c.seen[no] = true
-			var children []uint64
-			n := int(binary.NativeEndian.Uint16(b[10:]))
-			for i := 0; i < n && pageHeader+element*(i+1) <= len(b); i++ {
-				children = append(children, binary.NativeEndian.Uint64(b[pageHeader+element*i+8:]))
-			}
-			if len(children) == 0 {
-				continue
-			}
-			// All leaves are as deep: one child tells what all are, or should be.
-			flags, _, err = c.page(children[0])
-			if err == nil && flags == flagLeaf {
-				leaves = append(leaves, children...)
-			} else {
-				next = append(next, children...)
-			}
+			levels[i] = slices.Concat(children...)
+			more = more || len(levels[i]) > 0
 		}
-		level = next
 	}
 	for _, no := range leaves {
 		if c.seen[no] {
@@ -149,3 +149,61 @@ func (c *branches) walk(roots []uint64) error {
 	}
 	return nil
 }
+
+// errEnough says that branchesMax pages have been read.
+var errEnough = errors.New("enough pages have been read")
+
+// children returns what the branch pages of one level of a tree lead to.
+func (c *branches) children(level []uint64) (list [][]uint64, err error) {
+	for i, no := range level {
+		if i%aheadPages == 0 && len(level) > 1 {
+			for _, no := range level[i:min(i+aheadPages, len(level))] {
+				willNeed(c.f, int64(no)*c.size, c.size)
+			}
+		}
+		if c.seen[no] {
+			return nil, c.corrupt(no, "more than one page leads to it")
+		}
+		if len(c.seen) >= branchesMax {
+			return nil, errEnough
+		}
+		flags, b, err := c.page(no)
+		if err != nil {
+			return nil, err
+		}
+		if flags != flagBranch {
+			continue
+		}
+		c.seen[no] = true
+		n := int(binary.NativeEndian.Uint16(b[10:]))
+		of := make([]uint64, 0, n)
+		for i := 0; i < n && pageHeader+element*(i+1) <= len(b); i++ {
+			of = append(of, binary.NativeEndian.Uint64(b[pageHeader+element*i+8:]))
+		}
+		if len(of) > 0 {
+			list = append(list, of)
+		}
+	}
+	return list, nil
+}
+
+// aheadPages is for how many pages the system is asked at a time.
+const aheadPages = 64
+
+// leaves reports whether the pages of one level of a tree, by their parents, are
+// leaves. All leaves of a tree are as deep: a few that can be read tell it of
+// all, or what they should be.
+func (c *branches) leaves(children [][]uint64) (yes bool) {
+	for i := range min(len(children), samples) {
+		of := children[i*(len(children)-1)/max(min(len(children), samples)-1, 1)]
+		flags, _, err := c.page(of[0])
+		if err == nil && flags != flagLeaf {
+			return false
+		}
+		yes = yes || err == nil
+	}
+	return yes
+}
+
+// samples is how many pages leaves looks at, from the first to the last.
+const samples = 5
