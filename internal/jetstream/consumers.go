@@ -101,7 +101,7 @@ func (s *Stream) startConsumer(c *consumerEntry, now time.Time) {
 	s.watchInterest(c)
 	if !s.pumping {
 		s.pumping = true
-		s.e.wg.Go(s.pump)
+		s.e.spawn(s.pump)
 	}
 	s.arm(c.m.Deadline())
 	s.wakePump()

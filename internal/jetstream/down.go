@@ -1,7 +1,6 @@
 package jetstream
 
 import (
-	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -44,10 +43,19 @@ type downStream struct {
 	since time.Time
 	// quarantined says that it cannot be repaired; otherwise that is under way.
 	quarantined atomic.Bool
-	deleted     bool
-	old         *Stream // what served; nil if nothing has since the start
-	create      bool    // the log has all of it, or it begins anew: there may be no file
-	accept      bool    // its file is older than it has been, and there is no other
+	// full says why its repair found no room, nil if it did not: it is tried again.
+	full    atomic.Pointer[string]
+	freeAt  int64     // octets that the file system had then
+	freedAt uint64    // space.freed then
+	retryAt time.Time // when it is tried again if nothing tells that there is room
+	// repairing is held by its repair, and by who parks its records.
+	repairing sync.Mutex
+	told      bool // that there is no room
+	mended    bool // what is intact of the file is a whole again
+	deleted   bool
+	old       *Stream // what served; nil if nothing has since the start
+	create    bool    // the log has all of it, or it begins anew: there may be no file
+	accept    bool    // its file is older than it has been, and there is no other
 	// The log has to keep its records from from on (0: none). Of those, records
 	// has what was committed since it went down, the log what is before.
 	from    atomic.Uint64
@@ -58,6 +66,9 @@ type downStream struct {
 }
 
 func (d *downStream) reason() string {
+	if why := d.full.Load(); why != nil {
+		return fmt.Sprintf("its files are damaged, and there is no room to repair them (%s); make room: it is tried again", *why)
+	}
 	if d.quarantined.Load() {
 		return fmt.Sprintf("its files are damaged and could not be repaired (%v); see the server's log", d.cause)
 	}
@@ -91,9 +102,17 @@ func (e *Engine) DownStreams() []DownStream {
 // if there is none of that name.
 func (e *Engine) offline(name string) *api.Error {
 	if d := (*e.downNames.Load())[name]; d != nil {
-		return api.ErrStreamOfflineReason.With("err", d.reason())
+		return d.refusal()
 	}
 	return nil
+}
+
+// refusal is what requests and publishes are answered.
+func (d *downStream) refusal() *api.Error {
+	if d.full.Load() != nil {
+		return api.ErrInsufficientResources
+	}
+	return api.ErrStreamOfflineReason.With("err", d.reason())
 }
 
 // setDown adds a stream to those that do not serve, or takes it out. The caller
@@ -119,7 +138,7 @@ func (e *Engine) refuseSubjects(d *downStream) {
 	for _, subj := range d.rec.Config.Subjects {
 		sub, err := e.account.Handle(subj, func(m *broker.Msg) {
 			if len(m.Reply) > 0 {
-				refused := api.AppendPubErr(nil, d.rec.Name, api.ErrStreamOfflineReason.With("err", d.reason()))
+				refused := api.AppendPubErr(nil, d.rec.Name, d.refusal())
 				if m.Client != nil {
 					m.Respond(nil, refused)
 				}
@@ -173,7 +192,7 @@ func (e *Engine) takeDown(s *Stream, cause error, rest []wal.Record) {
 	}
 	if e.live && !e.closing.Load() {
 		e.streamsChanged()
-		e.wg.Go(func() { e.repair(d) })
+		e.spawn(func() { e.repair(d) })
 	}
 }
 
@@ -205,10 +224,12 @@ func (e *Engine) startRepairs() {
 	for _, d := range m {
 		e.refuseSubjects(d)
 		wg.Add(1)
-		e.wg.Go(func() {
+		if !e.spawn(func() {
 			defer wg.Done()
 			e.repair(d)
-		})
+		}) {
+			wg.Done()
+		}
 	}
 	done := make(chan struct{})
 	go func() {
@@ -224,73 +245,11 @@ func (e *Engine) startRepairs() {
 // noteDamage has a stream taken down, soon: the damage was met while reading.
 func (e *Engine) noteDamage(f *fileStore, err error) {
 	e.mu.Lock()
-	e.suspects = append(e.suspects, suspect{f, err})
+	if !slices.ContainsFunc(e.suspects, func(x suspect) bool { return x.store == f }) {
+		e.suspects = append(e.suspects, suspect{f, err})
+	}
 	e.mu.Unlock()
 	e.wakeKeeper()
-}
-
-// noteLost has a message given up, soon, that was found damaged.
-func (e *Engine) noteLost(f *fileStore, seq uint64) {
-	x := lostMsg{f, seq}
-	e.mu.Lock()
-	_, known := e.losing[x]
-	if !known && len(e.losing) < maxLost {
-		e.losing[x] = false
-	}
-	e.mu.Unlock()
-	if !known {
-		e.wakeKeeper()
-	}
-}
-
-// lostMsg is a message found damaged.
-type lostMsg struct {
-	store *fileStore
-	seq   uint64
-}
-
-// giveUpLost gives up the messages that were found damaged and still are, so
-// that a stream does not count what it cannot deliver.
-func (e *Engine) giveUpLost() {
-	var list []lostMsg
-	e.mu.Lock()
-	for x, done := range e.losing {
-		if !done {
-			e.losing[x] = true
-			list = append(list, x)
-		}
-	}
-	e.mu.Unlock()
-	slices.SortFunc(list, func(a, b lostMsg) int { return cmp.Compare(a.seq, b.seq) })
-	for _, x := range list {
-		var s *Stream
-		for _, t := range e.Streams() {
-			if t.store == storage.Store(x.store) {
-				s = t
-			}
-		}
-		if s == nil {
-			continue
-		}
-		_, err := x.store.Load(x.seq) // read twice: it may have been the bus
-		if seq, ok := storage.Damaged(err); !ok || seq != x.seq {
-			continue
-		}
-		now := time.Now()
-		res, perr := s.propose((&command.Lost{Seq: x.seq, Time: now.UnixNano()}).AppendTo(nil))
-		if perr != nil || res.err != nil || res.Removed == 0 {
-			continue
-		}
-		e.damage.LostMsgs.Add(1)
-		e.log.Error("a message is damaged on disk and is given up: its sequence is a gap. Check the disk", "stream", s.name, "seq", x.seq, "err", err)
-		adv := api.StreamDamagedAdvisory{
-			Type: api.AdvisoryStreamDamaged, ID: rand.Text()[:22], Time: now.UTC(), Stream: s.name, Reason: err.Error(),
-			LostMsgs: 1, Lost: []api.SeqSpan{{First: x.seq, Last: x.seq}},
-		}
-		if b, err := json.Marshal(&adv); err == nil {
-			e.account.Publish(api.AdvisoryStreamDamagedSubject+"."+s.name, "", nil, b)
-		}
-	}
 }
 
 type suspect struct {
@@ -326,22 +285,49 @@ func (e *Engine) streamDir(g storage.GroupID) string {
 // repairs is how often a repair is tried that is found not to have been enough.
 const repairs = 3
 
-// repair brings a stream back into service, or quarantines it.
+// repair brings a stream back into service, or quarantines it. If there is no
+// room for that it is tried again.
 func (e *Engine) repair(d *downStream) {
-	group := storage.GroupID(d.rec.Group)
-	if d.old != nil {
-		d.old.ckptMu.Lock() // a checkpoint that runs comes to an end
-		_ = d.old.store.Close()
-		d.old.ckptMu.Unlock()
+	d.repairing.Lock()
+	defer d.repairing.Unlock()
+	e.applyMu.Lock()
+	down := e.downs[storage.GroupID(d.rec.Group)] == d
+	e.applyMu.Unlock()
+	if !down {
+		return // deleted, or repaired already
+	}
+	d.full.Store(nil)
+	freed := e.space.freed.Load()
+	err := e.tryRepair(d)
+	switch {
+	case err == nil || errors.Is(err, storage.ErrClosed) || e.closing.Load() || e.failed.Load():
+	case errors.Is(err, storage.ErrFailed):
+		e.fail(fmt.Errorf("repairing stream %q: %w", d.rec.Name, err))
+	case noSpace(err):
+		e.repairLater(d, err, freed)
+	default:
+		e.quarantine(d, err)
+		e.log.Error("a stream is quarantined: its files cannot be repaired. They stay as they are, with what the log had beside them in "+parkedName+
+			"; stop the server and try `storage salvage`, restore the directory from a backup, or delete the stream. The other streams go on",
+			"stream", d.rec.Name, "directory", e.streamDir(storage.GroupID(d.rec.Group)), "err", err)
+	}
+}
+
+func (e *Engine) tryRepair(d *downStream) error {
+	if err := e.mend(d); err != nil {
+		return err
 	}
 	err := d.cause
-	d.last = err
 	for range repairs {
 		if e.closing.Load() || e.failed.Load() {
-			return
+			return nil
 		}
-		if err = e.salvage(d); err != nil {
-			break
+		d.last = err
+		if !d.mended {
+			if err = e.salvage(d); err != nil {
+				break
+			}
+			d.mended = true
 		}
 		var s *Stream
 		if s, err = e.rebuild(d); err == nil {
@@ -349,7 +335,7 @@ func (e *Engine) repair(d *downStream) {
 		}
 		if err == nil {
 			if err = e.bringUp(d, s); err == nil {
-				return
+				return nil
 			}
 		}
 		if s != nil {
@@ -358,19 +344,98 @@ func (e *Engine) repair(d *downStream) {
 		if !isDamage(err) {
 			break
 		}
-		d.last = err
+		d.mended = false
 	}
-	if errors.Is(err, storage.ErrClosed) || e.closing.Load() {
-		return
+	return err
+}
+
+// mend repairs the file of a stream that served while it is open, for that knows
+// what the file does not, and closes it. What that cannot is salvaged from
+// outside. The log is kept as far back as it goes: an older
+// state of the file may be what is intact.
+func (e *Engine) mend(d *downStream) (err error) {
+	if d.old == nil {
+		return nil
 	}
-	if errors.Is(err, storage.ErrFailed) {
-		e.fail(fmt.Errorf("repairing stream %q: %w", d.rec.Name, err))
-		return
+	e.trimMu.Lock()
+	d.hold(e.wal.Oldest())
+	e.trimMu.Unlock()
+	d.old.ckptMu.Lock() // a checkpoint that runs comes to an end
+	defer d.old.ckptMu.Unlock()
+	old := d.old.store
+	d.old = nil
+	if f, ok := old.(*fileStore); ok && f.isOpen() && e.o.salvage == nil && !errors.Is(d.cause, msgstore.ErrStale) {
+		var rep msgstore.RepairReport
+		err = f.peek(func(t tidyable) (err error) {
+			rep, err = t.Repair(e.ending)
+			return err
+		})
+		switch {
+		case err == nil && rep.File != "":
+			d.reports, d.mended = append(d.reports, rep), true
+		case errors.Is(err, storage.ErrFailed) || noSpace(err):
+		case err != nil:
+			e.log.Warn("a damaged file could not be repaired while it was open", "stream", d.rec.Name, "err", err)
+			err = nil
+		}
 	}
-	e.quarantine(d, err)
-	e.log.Error("a stream is quarantined: its files cannot be repaired. They stay as they are, with what the log had beside them in "+parkedName+
-		"; stop the server and try `storage salvage`, restore the directory from a backup, or delete the stream. The other streams go on",
-		"stream", d.rec.Name, "directory", e.streamDir(group), "err", err)
+	_ = old.Close() // what it had in memory is in the log
+	return err
+}
+
+const (
+	// repairEvery is how long a repair that found no room waits before it is tried
+	// again, though nothing tells that there is; repairRoom how much more there has
+	// to be for that not to be in vain.
+	repairEvery = 30 * time.Second
+	repairRoom  = 1 << 20
+)
+
+// repairLater has a repair tried again that has found no room.
+func (e *Engine) repairLater(d *downStream, err error, freed uint64) {
+	why := err.Error()
+	if free, ferr := e.o.FS.Free(e.o.Dir); ferr == nil {
+		d.freeAt = free
+	}
+	d.freedAt, d.retryAt = freed, time.Now().Add(repairEvery)
+	if d.full.Swap(&why) == nil && !d.told {
+		d.told = true
+		e.log.Error("there is no room to repair a stream: it does not serve until there is; make room", "stream", d.rec.Name, "err", err)
+	}
+	e.wakeKeeper() // its records are parked meanwhile, if there is room for them
+	e.trySpace()
+}
+
+// retryRepairs tries the repairs again for which there may be room now.
+func (e *Engine) retryRepairs() {
+	for _, d := range *e.downNames.Load() {
+		if d.full.Load() == nil || !d.repairing.TryLock() {
+			continue
+		}
+		free, err := e.o.FS.Free(e.o.Dir)
+		due := d.freedAt != e.space.freed.Load() || err == nil && free >= d.freeAt+repairRoom || time.Now().After(d.retryAt)
+		d.repairing.Unlock()
+		if !due {
+			e.trySpace()
+			continue
+		}
+		e.spawn(func() { e.repair(d) })
+	}
+}
+
+// salvageFile salvages the files in a stream's directory, which are not open.
+func (e *Engine) salvageFile(dir string) (msgstore.RepairReport, error) {
+	if e.o.salvage != nil {
+		return e.o.salvage(dir)
+	}
+	o := msgstore.SalvageOptions{Log: e.log}
+	if e.wal != nil {
+		o.LogFrom = e.wal.Oldest()
+		if floor, err := msgstore.ReadFloor(dir); err == nil && floor.Applied > e.wal.Written() {
+			o.LogFrom = 0 // it ends before: it is a new one, or an older copy
+		}
+	}
+	return msgstore.Salvage(dir, o)
 }
 
 // salvage has the store make what is intact of its files a whole again.
@@ -394,7 +459,7 @@ func (e *Engine) salvage(d *downStream) error {
 		d.reports = append(d.reports, rep)
 		return nil
 	}
-	rep, err := e.o.salvage(dir)
+	rep, err := e.salvageFile(dir)
 	if err == nil {
 		d.reports = append(d.reports, rep)
 		return nil
@@ -505,7 +570,7 @@ func (e *Engine) bringUp(d *downStream, s *Stream) error {
 			return err
 		}
 		e.streamsChanged()
-		e.wg.Go(func() { // so that the repaired files do without the log
+		e.spawn(func() { // so that the repaired files do without the log
 			err := s.checkpoint()
 			if err == nil {
 				err = e.loseParked(s)

@@ -16,6 +16,7 @@
 package jetstream
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -78,7 +79,7 @@ type Options struct {
 	OnFail func(error)
 
 	tidyEvery time.Duration                                   // how often it is looked for files to compact; tidyEvery, or a test's
-	salvage   func(dir string) (msgstore.RepairReport, error) // msgstore.Salvage, or a test's
+	salvage   func(dir string) (msgstore.RepairReport, error) // a test's, instead of repairing
 	// openStore is msgstore.Open, or a test's.
 	openStore func(dir string, o msgstore.Options) (backing, error)
 }
@@ -166,7 +167,7 @@ type Engine struct {
 	mu       sync.Mutex
 	prepared map[storage.GroupID]storage.Store // opened for a creation under way
 	doomed   map[uint64]*Stream                // deleted, and not in the meta database any more: their files go
-	losing   map[lostMsg]bool                  // messages found damaged; whether they have been dealt with
+	losing   map[lostMsg]struct{}              // messages found damaged, to be given up
 	suspects []suspect                         // whose readers have met damage
 	watchers map[int]func()
 	watchID  int
@@ -177,7 +178,11 @@ type Engine struct {
 	subs                []*broker.Subscription
 	async               asyncQueue     // messages published inside
 	interest            asyncQueue     // listeners of push consumers; waits for streams' locks only
-	wg                  sync.WaitGroup // goroutines that end with the engine
+	wg                  sync.WaitGroup // goroutines that end with the engine, see spawn
+	spawnMu             sync.Mutex
+	ended               bool            // no more of them
+	ending              context.Context // done when the engine is being closed
+	end                 context.CancelFunc
 	checkpointNow       chan struct{}
 	apiSlots            chan struct{} // one element for each request that waits for the log
 	done                chan struct{} // closed with the engine
@@ -259,11 +264,6 @@ func newEngine(o Options) *Engine {
 	if o.tidyEvery <= 0 {
 		o.tidyEvery = tidyEvery
 	}
-	if o.salvage == nil {
-		o.salvage = func(dir string) (msgstore.RepairReport, error) {
-			return msgstore.Salvage(dir, msgstore.SalvageOptions{Log: o.Log})
-		}
-	}
 	if o.openStore == nil {
 		o.openStore = func(dir string, o msgstore.Options) (backing, error) { return msgstore.Open(dir, o) }
 	}
@@ -273,7 +273,7 @@ func newEngine(o Options) *Engine {
 		orphans:       map[storage.GroupID]storage.LSN{},
 		downs:         map[storage.GroupID]*downStream{},
 		prepared:      map[storage.GroupID]storage.Store{},
-		losing:        map[lostMsg]bool{},
+		losing:        map[lostMsg]struct{}{},
 		watchers:      map[int]func(){},
 		awaitingSync:  map[*Stream]struct{}{},
 		acks:          o.Account.NewPublisher(),
@@ -286,6 +286,7 @@ func newEngine(o Options) *Engine {
 		broken:        make(chan struct{}),
 		nextGroup:     uint64(storage.MetaGroup) + 1,
 	}
+	e.ending, e.end = context.WithCancel(context.Background())
 	e.streams.Store(&map[string]*Stream{})
 	e.downNames.Store(&map[string]*downStream{})
 	return e
@@ -341,9 +342,13 @@ func (e *Engine) close(checkpoint bool) error {
 	e.interest.close()
 	close(e.done)
 	var errs []error
+	e.end()
 	if checkpoint && !e.failed.Load() {
 		errs = append(errs, e.wal.Sync())
 	}
+	e.spawnMu.Lock()
+	e.ended = true
+	e.spawnMu.Unlock()
 	e.wg.Wait()
 	if checkpoint && !e.failed.Load() {
 		for _, s := range *e.streams.Load() {
@@ -362,8 +367,21 @@ func (e *Engine) close(checkpoint bool) error {
 	return errors.Join(errs...)
 }
 
+// spawn runs fn on a goroutine that Close waits for; it reports false if that
+// has begun to.
+func (e *Engine) spawn(fn func()) bool {
+	e.spawnMu.Lock()
+	defer e.spawnMu.Unlock()
+	if e.ended {
+		return false
+	}
+	e.wg.Go(fn)
+	return true
+}
+
 // release closes what is open.
 func (e *Engine) release() error {
+	e.end()
 	var errs []error
 	if e.wal != nil {
 		errs = append(errs, e.wal.Close())
@@ -619,7 +637,7 @@ func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {
 			t.fn(callResult{err: e.offline(rec.Name)})
 		}
 		if e.live {
-			e.wg.Go(func() { e.repair(d) })
+			e.spawn(func() { e.repair(d) })
 		}
 		return nil
 	}

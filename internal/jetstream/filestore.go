@@ -81,7 +81,7 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 		if seq == 0 {
 			e.noteDamage(f, err)
 		} else {
-			e.noteLost(f, seq)
+			e.noteLost(f, seq, err)
 		}
 	}
 	f.state.Store(&storage.State{First: 1})

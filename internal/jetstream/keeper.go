@@ -233,6 +233,7 @@ func (e *Engine) keep() error {
 	e.makeBallast()
 	e.settleLater()
 	e.takeDownSuspects()
+	e.retryRepairs()
 	e.giveUpLost()
 	if err := e.parkLogs(); err != nil {
 		return err

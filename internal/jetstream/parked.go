@@ -185,33 +185,45 @@ func (e *Engine) readParked(s *Stream) error {
 	return nil
 }
 
-// parkLogs parks the records of quarantined streams, after which the log need
-// not keep them.
+// parkLogs parks the records of streams that are quarantined, or wait for room
+// to be repaired, after which the log need not keep them.
 func (e *Engine) parkLogs() error {
 	for _, d := range *e.downNames.Load() {
-		from := storage.LSN(d.from.Load())
-		if !d.quarantined.Load() || from == 0 {
+		if !d.quarantined.Load() && d.full.Load() == nil || d.from.Load() == 0 || !d.repairing.TryLock() {
 			continue
 		}
-		e.applyMu.Lock()
-		after := d.records
-		upTo := d.upTo
-		e.applyMu.Unlock()
-		if err := e.parkLog(d, from, upTo, after); vfs.IsNoSpace(err) {
-			// The log keeps them until there is.
-			e.log.Warn("the log's records of a quarantined stream are not parked yet", "stream", d.rec.Name, "err", err)
-			continue
-		} else if err != nil {
+		if err := e.parkLogOf(d); err != nil {
 			return fmt.Errorf("parking the log's records of stream %q: %w", d.rec.Name, err)
 		}
-		e.applyMu.Lock()
-		d.records = d.records[len(after):]
-		d.from.Store(0)
-		if len(d.records) > 0 {
-			d.upTo = d.records[0].LSN - 1
-			d.from.Store(uint64(d.records[0].LSN))
-		}
-		e.applyMu.Unlock()
+	}
+	return nil
+}
+
+// parkLogOf parks the records of one of them, and ends its repairing.
+func (e *Engine) parkLogOf(d *downStream) error {
+	defer d.repairing.Unlock()
+	if !d.quarantined.Load() && d.full.Load() == nil {
+		return nil // repaired meanwhile
+	}
+	from := storage.LSN(d.from.Load())
+	e.applyMu.Lock()
+	after := d.records
+	upTo := d.upTo
+	e.applyMu.Unlock()
+	if err := e.parkLog(d, from, upTo, after); vfs.IsNoSpace(err) {
+		// The log keeps them until there is.
+		e.log.Debug("the log's records of a stream out of service are not parked yet", "stream", d.rec.Name, "err", err)
+		return nil
+	} else if err != nil {
+		return err
+	}
+	e.applyMu.Lock()
+	defer e.applyMu.Unlock()
+	d.records = d.records[len(after):]
+	d.from.Store(0)
+	if len(d.records) > 0 {
+		d.upTo = d.records[0].LSN - 1
+		d.from.Store(uint64(d.records[0].LSN))
 	}
 	return nil
 }

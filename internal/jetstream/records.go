@@ -225,7 +225,7 @@ func (e *Engine) adoptStreams(c *metaContents) error {
 func (e *Engine) recordOf(group uint64, dir string) (*streamRecord, error) {
 	s, err := msgstore.Open(dir, msgstore.Options{Log: e.log})
 	if err != nil && isDamage(err) {
-		if _, err = e.o.salvage(dir); err == nil {
+		if _, err = e.salvageFile(dir); err == nil {
 			s, err = msgstore.Open(dir, msgstore.Options{Log: e.log})
 		}
 	}

@@ -44,6 +44,7 @@ type space struct {
 	ballast atomic.Int64
 	// unsettled: what the log has lost could not be settled for want of room.
 	unsettled atomic.Bool
+	freed     atomic.Uint64 // how often it was found that there is room again
 
 	mu    sync.Mutex
 	since time.Time // when it became full; zero: it is not
@@ -67,6 +68,9 @@ func refused(err error) *api.Error {
 // onSpace is told by the log whether it has room for another segment.
 func (e *Engine) onSpace(full bool) {
 	e.space.logFull.Store(full)
+	if !full {
+		e.roomAgain()
+	}
 	var err error
 	if full {
 		err = wal.ErrNoSpace
@@ -102,8 +106,15 @@ func (e *Engine) trySpace() {
 func (e *Engine) hasRoom() {
 	if e.space.full.Load() {
 		e.space.full.Store(false)
+		e.roomAgain()
 		e.spaceChanged(nil)
 	}
+}
+
+// roomAgain has the keeper try again what waits for room.
+func (e *Engine) roomAgain() {
+	e.space.freed.Add(1)
+	e.wakeKeeper()
 }
 
 // spaceChanged brings the state up to date, and tells of it in the log.
