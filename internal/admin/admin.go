@@ -124,12 +124,16 @@ type Stream struct {
 	First uint64 `json:"first_seq"`
 	Last  uint64 `json:"last_seq"`
 
-	// State is "" for a stream that serves, otherwise "repairing" or
-	// "quarantined", with the reason; nothing else is known of it then.
+	// State is "" for a stream that serves, otherwise "repairing", "waiting" for
+	// room to be repaired, or "quarantined", with the reason; nothing else is
+	// known of it then.
 	State  string `json:"state,omitempty"`
 	Reason string `json:"reason,omitempty"`
 	// LostMsgs counts sequences whose messages damage has taken.
 	LostMsgs uint64 `json:"lost_msgs,omitempty"`
+	// CompactionPostponed is why its files are not made smaller yet, though
+	// they hold little for their size.
+	CompactionPostponed string `json:"compaction_postponed,omitempty"`
 }
 
 // Server answers on a socket.

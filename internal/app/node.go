@@ -165,7 +165,10 @@ func (n *Node) Status() admin.Status {
 		js := &admin.JetStream{StoreDir: n.storeDir(), SyncInterval: n.Config().JetStream.SyncInterval, Streams: []admin.Stream{}}
 		for _, s := range n.Engine.Streams() {
 			state := s.DurableState()
-			st := admin.Stream{Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last}
+			st := admin.Stream{
+				Name: s.Name(), Msgs: state.Msgs, Bytes: state.Bytes, First: state.First, Last: state.Last,
+				CompactionPostponed: s.CompactionPostponed(),
+			}
 			for _, l := range s.Lost(0) {
 				st.LostMsgs += l.Len()
 			}
@@ -173,8 +176,11 @@ func (n *Node) Status() admin.Status {
 		}
 		for _, d := range n.Engine.DownStreams() {
 			st := admin.Stream{Name: d.Name, State: "repairing", Reason: d.Reason}
-			if d.Quarantined {
+			switch {
+			case d.Quarantined:
 				st.State = "quarantined"
+			case d.Waiting:
+				st.State = "waiting"
 			}
 			js.Streams = append(js.Streams, st)
 		}

@@ -100,6 +100,9 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 				row("stream "+s.Name, "%s: %s", s.State, s.Reason)
 				continue
 			}
+			if s.CompactionPostponed != "" {
+				row("disk", "the files of stream %s cannot be made smaller yet: %s", s.Name, s.CompactionPostponed)
+			}
 			if s.Msgs == 0 { // its first is the one to come
 				row("stream "+s.Name, "empty, last was %d", s.Last)
 				continue

@@ -80,6 +80,7 @@ type DownStream struct {
 	Name        string
 	Group       storage.GroupID
 	Quarantined bool // it cannot be repaired; otherwise it will serve again soon
+	Waiting     bool // for room to repair it
 	Reason      string
 	Since       time.Time
 }
@@ -92,7 +93,7 @@ func (e *Engine) DownStreams() []DownStream {
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		d := m[name]
 		list = append(list, DownStream{
-			Name: name, Group: storage.GroupID(d.rec.Group), Quarantined: d.quarantined.Load(), Reason: d.reason(), Since: d.since,
+			Name: name, Group: storage.GroupID(d.rec.Group), Quarantined: d.quarantined.Load(), Waiting: d.full.Load() != nil, Reason: d.reason(), Since: d.since,
 		})
 	}
 	return list

@@ -42,6 +42,7 @@ type Stream struct {
 	durable atomic.Pointer[storage.State]
 	// unsettled: records of the log are lost, and what follows is not in the log yet.
 	unsettled atomic.Bool
+	postponed atomic.Pointer[string] // why the file is not compacted, which is worth it
 
 	mu        sync.Mutex
 	m         *stream.Machine

@@ -124,6 +124,7 @@ func (e *Engine) tidyFiles(ctx context.Context, later map[*Stream]time.Time, loo
 		switch {
 		case err != nil:
 		case !waste.Worth:
+			s.postponed.Store(nil)
 			looked[s] = st
 			continue
 		default:
@@ -131,12 +132,15 @@ func (e *Engine) tidyFiles(ctx context.Context, later map[*Stream]time.Time, loo
 		}
 		switch {
 		case err == nil:
+			s.postponed.Store(nil)
 			delete(later, s)
 		case ctx.Err() != nil, errors.Is(err, storage.ErrClosed):
 		case errors.Is(err, msgstore.ErrPostponed), vfs.IsNoSpace(err):
 			if later[s].IsZero() {
 				e.log.Warn("A stream's files cannot be made smaller yet.", "stream", s.name, "reason", err)
 			}
+			why := err.Error()
+			s.postponed.Store(&why)
 			later[s] = time.Now().Add(tidyAgain)
 		case errors.Is(err, storage.ErrCorrupt), errors.Is(err, storage.ErrFailed):
 			if err := e.settle(s, err); err != nil {
@@ -150,6 +154,15 @@ func (e *Engine) tidyFiles(ctx context.Context, later map[*Stream]time.Time, loo
 		}
 	}
 	return nil
+}
+
+// CompactionPostponed returns why the stream's files cannot be made smaller,
+// though they hold little for their size; "" if they are as small as need be.
+func (s *Stream) CompactionPostponed() string {
+	if why := s.postponed.Load(); why != nil {
+		return *why
+	}
+	return ""
 }
 
 func (e *Engine) compactFile(ctx context.Context, s *Stream, f *fileStore) error {

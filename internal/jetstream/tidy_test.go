@@ -2,14 +2,19 @@ package jetstream
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"petiole/storage"
 	"petiole/storage/msgstore"
 )
 
@@ -69,5 +74,50 @@ func TestFilesShrink(t *testing.T) {
 	nc.Close()
 	if names := must(filepath.Glob(file + "*")); len(names) != 1 {
 		t.Errorf("left are %v", names)
+	}
+}
+
+// wastefulBacking is a store that is worth compacting, which comes to an error.
+type wastefulBacking struct {
+	*msgstore.Store
+	err *atomic.Pointer[error]
+}
+
+func (b wastefulBacking) Waste() (msgstore.Waste, error) { return msgstore.Waste{Worth: true}, nil }
+
+func (b wastefulBacking) Compact(context.Context, msgstore.CompactOptions) (msgstore.CompactReport, error) {
+	if err := b.err.Load(); err != nil {
+		return msgstore.CompactReport{}, *err
+	}
+	return msgstore.CompactReport{}, nil
+}
+
+// Why files stay larger than need be is told; a write that fails ends the process.
+func TestCompactionThatCannotBe(t *testing.T) {
+	var err atomic.Pointer[error]
+	fail := func(e error) { err.Store(&e) }
+	fail(fmt.Errorf("%w: no room for 100 MiB", msgstore.ErrPostponed))
+	n := startNode(t, t.TempDir(), func(o *Options) {
+		o.tidyEvery = 5 * time.Millisecond
+		o.openStore = func(dir string, o msgstore.Options) (backing, error) {
+			st, oerr := msgstore.Open(dir, o)
+			return wastefulBacking{st, &err}, oerr
+		}
+	})
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 1)
+	s := must2(n.e.Stream("S"))
+	eventually(t, "the reason is told", func() bool { return s.CompactionPostponed() != "" })
+	createStream(t, js, jetstream.StreamConfig{Name: "T", Subjects: []string{"t"}})
+	fail(fmt.Errorf("%w: %w", storage.ErrFailed, syscall.EIO))
+	publishN(t, js, "t", 1)
+	select {
+	case got := <-n.fail:
+		if !errors.Is(got, syscall.EIO) {
+			t.Error(got)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the process goes on")
 	}
 }
