@@ -157,6 +157,29 @@ var dialogues = []dialogue{
 	{name: "max_subscriptions", conf: "max_subscriptions: 2", steps: []string{
 		"1 " + quiet + "\nSUB a 1\nSUB b 2\nSUB c 3\nUNSUB 1\nSUB d 4\nSUB e 5\nPUB c 0\n\nPUB d 0\n\n",
 	}},
+	{name: "max_sub_tokens", conf: "max_sub_tokens: 2", steps: []string{
+		"1 " + quiet + "\nSUB a.b 1\nSUB a.b.c 2\nSUB a.> 3\nSUB a.*.> q 4\nPUB a.b.c.d 1\nx\n",
+	}},
+	{name: "max_sub_tokens and permissions", conf: "max_sub_tokens: 2\n" + adaMay(`subscribe: "a.>"`), steps: []string{
+		"1 " + asAda + "\nSUB b.b.b 1\nSUB a.b.c 2\nSUB a.b 3\n",
+	}},
+	{name: "no_header_support", conf: "no_header_support: true", steps: []string{
+		`1 CONNECT {"verbose":false,"headers":true}` + "\nSUB a 1\nPUB a 1\nx\n", `1 HPUB a 12 13` + "\nNATS/1.0\n\ny\n",
+	}, ours: "1\n\t\"MSG a 1 1\\r\\n\"\n\t\"x\\r\\n\"\n\t\"PONG\\r\\n\"\n" + says("message headers not supported")},
+	{name: "no_header_support and no responders", conf: "no_header_support: true", steps: []string{
+		`1 CONNECT {"verbose":false,"headers":true,"no_responders":true}` + "\n",
+	}},
+	{name: "no_fast_producer_stall", conf: "no_fast_producer_stall: true", steps: []string{"1 " + quiet + "\nSUB a 1\nPUB a 1\nx\n"}},
+	{name: "proxy_protocol without a proxy", conf: "proxy_protocol: true", steps: []string{"1 " + quiet + "\nSUB a 1\nPUB a 1\nx\n", "2 PING\n"}},
+	{name: "proxy_protocol for IPv4", conf: "proxy_protocol: true", steps: []string{"1 PROXY TCP4 192.0.2.1 192.0.2.2 5 6\n" + quiet + "\n"}},
+	{name: "proxy_protocol for IPv6", conf: "proxy_protocol: true", steps: []string{"1 PROXY TCP6 2001:db8::1 ::ffff:192.0.2.1 5 6\n"}},
+	{name: "proxy_protocol of a proxy itself", conf: "proxy_protocol: true", steps: []string{"1 PROXY UNKNOWN ffff::1 ffff::1 1 1\n" + quiet + "\n", "2 PROXY UNKNOWN\n"}},
+	{name: "proxy_protocol with errors", conf: "proxy_protocol: true", steps: []string{
+		"1 PROXY TCP4 192.0.2.1 192.0.2.2 5\n", "2 PROXY TCP4 ::1 ::1 5 6\n", "3 PROXY TCP6 192.0.2.1 192.0.2.2 5 6\n",
+		"4 PROXY TCP4 192.0.2.1 192.0.2.2 5 65536\n", "5 PROXY UDP4 192.0.2.1 192.0.2.2 5 6\n", "6 PROXY TCP4 x y 5 6\n",
+		"7 PROXY TCP4 192.0.2.1 192.0.2.2 5 6" + strings.Repeat(" ", 100) + "\n", "8 PROXY\n",
+	}},
+	{name: "proxy_protocol not permitted", conf: "", steps: []string{"1 PROXY TCP4 192.0.2.1 192.0.2.2 5 6\n"}},
 	{name: "max_payload", conf: "max_payload: 8", steps: []string{"1 " + quiet + "\nSUB a 1\nPUB a 8\n12345678\n", "1 PUB a 9\n123456789\n"}},
 	{name: "max_payload of a lie", conf: "max_payload: 8", steps: []string{"1 " + quiet + "\nPUB a 99999999999999999999\n"}, ours: says("Maximum Payload Violation")},
 	{name: "length too short", conf: "", steps: []string{"1 " + quiet + "\nPUB a 2\nabc\n"}},
@@ -319,7 +342,7 @@ func (d dialogue) hold(t *testing.T, addr string) string {
 				t.Fatal(err)
 			}
 			defer nc.Close()
-			_ = nc.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = nc.SetDeadline(time.Now().Add(time.Minute))
 			c = &conn{Conn: nc, r: bufio.NewReader(nc)}
 			conns[who] = c
 			line, err := c.r.ReadString('\n')

@@ -66,6 +66,19 @@ type Options struct {
 	MaxPending     int64 // octets queued for one client before it is disconnected as slow consumer; 64 MiB
 	MaxConn        int   // clients at the same time; 65536; negative refuses all
 	MaxSubs        int   // subscriptions of one client; 0 is unlimited
+	MaxSubTokens   int   // tokens of a subject that is subscribed to; 0 is unlimited
+
+	// NoHeaders says that headers are not supported: clients get messages
+	// without them and must not send any.
+	NoHeaders bool
+	// NoStall never holds a publisher back for a client that does not keep up.
+	// Instead a client with more than three quarters of MaxPending pending gets
+	// nothing of what clients publish until it has less.
+	NoStall bool
+	// ProxyProtocol accepts a PROXY header, version 1 or 2, in front of what a
+	// client sends, and takes the client's address from it. Whoever can reach
+	// the server can then claim any address.
+	ProxyProtocol bool
 
 	PingInterval  time.Duration // between PINGs to a client; 2 min
 	MaxPingsOut   int           // PINGs unanswered before the connection is stale; 2

@@ -441,6 +441,7 @@ func (c *client) onConnect(doc []byte) {
 		c.fail(wire.ErrProtocol)
 		return
 	}
+	arg.Headers = arg.Headers && !c.srv.set.Load().NoHeaders
 	if arg.NoResponders && !arg.Headers {
 		c.fail(wire.ErrNoResponders)
 		return
@@ -462,7 +463,7 @@ func (c *client) authenticate(arg *connectArg) bool {
 	user, ok := c.srv.set.Load().auth.check(c.identity(arg))
 	if !ok {
 		c.srv.authErrors.Add(1)
-		c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.sock.RemoteAddr().String())
+		c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.addr())
 		c.fail(wire.ErrAuthorization)
 		return false
 	}
@@ -610,6 +611,10 @@ func (c *client) onSub(ev *wire.Event) {
 			return
 		}
 		sub.filter.Store(filter)
+	}
+	if m := c.srv.set.Load().MaxSubTokens; m > 0 && subject.NumTokens(sub.subject) > m {
+		c.violation("Permissions Violation for Subscription to " + strconv.Quote(sub.subject) + ", too many tokens")
+		return
 	}
 	c.mu.Lock()
 	if _, dup := c.subs[string(ev.SID)]; dup {

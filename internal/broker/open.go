@@ -27,25 +27,49 @@ const recordHandshake = 0x16
 
 // open brings a new connection to where CONNECT may arrive: INFO is sent and
 // TLS, if any, is up. What was read on the way and belongs to the protocol is
-// returned. A connection that is one too many (full) gets INFO in clear and no
+// returned. A PROXY header comes before TLS. A connection that is one too many (full) gets INFO in clear and no
 // more, as with nats-server: its handshake would cost more than refusing it.
 func (c *client) open(set *settings, full bool) (pre []byte, err error) {
 	to := set.TLSOptions
 	offered := set.TLS != nil && c.kind == ConnStandard
 	first := offered && to.First && !full
 	start := offered && !to.Optional && !full // whether TLS is to be started
-	if first && to.Fallback > 0 {
+	proxy := set.ProxyProtocol && c.kind == ConnStandard && !full
+	switch {
+	case first && to.Fallback > 0:
 		if pre, err = c.peek(to.Fallback); err != nil {
 			return nil, err
 		}
+		if proxy && len(pre) > 0 {
+			proxy = false
+			if pre, err = c.proxied(pre); err == nil && len(pre) == 0 {
+				pre, err = c.peek(to.Fallback)
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
 		first = len(pre) > 0
+	case first && proxy:
+		if pre, err = c.proxied(nil); err != nil {
+			return nil, err
+		}
 	}
 	if !first {
 		if err := c.sendInfo(set, false); err != nil {
 			return nil, err
 		}
+		if proxy {
+			// Only now: a client that comes without a proxy waits for INFO.
+			if pre, err = c.proxied(nil); err != nil {
+				return nil, err
+			}
+		}
 		if offered && to.Optional && !full {
-			if pre, err = c.peek(to.Timeout); err != nil {
+			if len(pre) == 0 {
+				pre, err = c.peek(to.Timeout)
+			}
+			if err != nil {
 				return nil, err
 			}
 			start = len(pre) > 0 && pre[0] == recordHandshake

@@ -220,6 +220,10 @@ func (p *Publisher) deliver(s *subscription) bool {
 		return false
 	}
 	set := c.srv.set.Load()
+	if set.NoStall && p.client != nil && o.pending > set.MaxPending/4*3 {
+		o.mu.Unlock()
+		return false
+	}
 	if o.pending+int64(line+size+len(lineEnd)) > set.MaxPending {
 		o.closed = true
 		o.mu.Unlock()
@@ -314,7 +318,7 @@ func (p *Publisher) flush(hold bool) {
 	for _, c := range p.dirty {
 		c.flush()
 	}
-	if hold {
+	if hold && !p.acc.srv.set.Load().NoStall {
 		for _, c := range p.dirty {
 			if c != p.client && p.holdBack(c) {
 				break

@@ -228,7 +228,7 @@ func (s *Server) serve(c *client, set *settings, full bool) {
 	s.mu.Unlock()
 
 	info := c.info.Load()
-	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.sock.RemoteAddr().String())
+	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.addr())
 	var we *wire.Error
 	switch {
 	case why == nil || errors.Is(why, errShutdown) || errors.Is(why, errUserGone) || errors.Is(why, io.EOF):
@@ -236,6 +236,9 @@ func (s *Server) serve(c *client, set *settings, full bool) {
 	case errors.Is(why, errSlowDeadline) || errors.Is(why, errSlowPending):
 		s.slow.Add(1)
 		l.Warn("client disconnected: it does not keep up", "reason", why)
+	case errors.Is(why, errProxy):
+		s.protoErrors.Add(1)
+		l.Warn("client disconnected: what came first is not what proxy_protocol permits", "reason", why)
 	case errors.Is(why, errHandshake):
 		s.protoErrors.Add(1)
 		l.Warn("client disconnected: TLS failed", "reason", why)
@@ -290,13 +293,17 @@ func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
 	if lame { // not to come back
 		urls = nil
 	}
+	ip := ci.IP
+	if set.ProxyProtocol && !c.ready.Load() && !first {
+		ip = "" // the proxy's, as nothing has been read yet
+	}
 	offered := set.TLS != nil && c.kind == ConnStandard
 	doc, _ := json.Marshal(info{ // can not fail: plain fields
 		ID: s.id, Name: s.Name(), Version: set.Version, Proto: 1, GitCommit: set.GitCommit,
-		Go: runtime.Version(), Host: host, Port: port, Headers: true, Auth: set.auth.required(),
+		Go: runtime.Version(), Host: host, Port: port, Headers: !set.NoHeaders, Auth: set.auth.required(),
 		TLS: offered && (first || !set.TLSOptions.Optional), TLSOptional: offered && set.TLSOptions.Optional,
 		TLSVerify:  offered && set.TLS.ClientAuth >= tls.RequireAnyClientCert,
-		MaxPayload: set.MaxPayload, JetStream: set.JetStream, ClientID: ci.ID, ClientIP: ci.IP,
+		MaxPayload: set.MaxPayload, JetStream: set.JetStream, ClientID: ci.ID, ClientIP: ip,
 		Nonce: c.nonce, ConnectURLs: urls, APILevel: set.APILevel, LameDuck: lame,
 	})
 	return slices.Concat([]byte("INFO "), doc, lineEnd)

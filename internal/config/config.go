@@ -71,10 +71,15 @@ type Config struct {
 	MaxControlLine int           // max_control_line, octets
 	MaxConnections int           // max_connections; negative: none
 	MaxSubs        int           // max_subscriptions of one client; 0: unlimited
+	MaxSubTokens   int           // max_sub_tokens of a subject that is subscribed to; 0: unlimited
 	MaxPending     int64         // max_pending, octets queued to one client
 	PingInterval   time.Duration // ping_interval
 	PingMax        int           // ping_max, unanswered pings before a client is dropped
 	WriteDeadline  time.Duration // write_deadline
+
+	NoHeaders     bool // no_header_support
+	NoStall       bool // no_fast_producer_stall: what is too much for a client is dropped instead
+	ProxyProtocol bool // proxy_protocol: clients may come through a proxy that names them
 
 	Mappings []transform.Mapping // mappings: where what clients publish goes instead
 

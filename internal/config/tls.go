@@ -52,7 +52,7 @@ func tlsKeys(t *TLS) []key {
 		"cert_match_skip_invalid":          "use cert_file and key_file",
 		"cert_store":                       "use cert_file and key_file",
 		"insecure":                         "use ca_file",
-		"ocsp_peer":                        "remove it",
+		"ocsp_peer":                        "remove it: nothing asks an OCSP responder; use certificates that expire soon, or `pinned_certs`",
 		"verify_cert_and_check_known_urls": "use verify",
 	})...)
 }
