@@ -62,7 +62,7 @@ type Options struct {
 	// WALBudget is how many octets the log may have before publishers have to wait;
 	// checkpoints make room from half of that on. Default 128 MiB. TableBudget is
 	// how many octets all streams together may hold that are not checkpointed
-	// before those are; at twice that publishers wait. Default 32 MiB.
+	// before those are; at six times that publishers wait. Default 8 MiB.
 	WALBudget   int64
 	TableBudget int64
 	SegmentSize int64 // octets of a log segment; default 32 MiB

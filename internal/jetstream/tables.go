@@ -63,11 +63,17 @@ func (e *Engine) pass(s *Stream) {
 	}
 }
 
+// tableBurst is how many times the tables' budget they may take before publishers
+// wait for checkpoints. A small budget keeps memory small, and in use again before
+// it is given back to the system, when checkpoints keep up; this is what there is
+// room for when they do not for a while.
+const tableBurst = 6
+
 // regulate shuts and opens the gates, so that publishers cannot outrun the
 // checkpoints.
 func (e *Engine) regulate() {
 	e.logGate.set(e.wal.Size() > e.o.WALBudget)
-	e.tableGate.set(e.tableBytes.Load() > 2*e.o.TableBudget)
+	e.tableGate.set(e.tableBytes.Load() > tableBurst*e.o.TableBudget)
 }
 
 func (e *Engine) openGates() {
