@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -83,8 +84,19 @@ func open(path string, o bbolt.Options) (db *bbolt.DB, err error) {
 		return nil, &storage.CorruptError{File: path, Reason: "not a database of this kind (" + err.Error() + "), move it away or restore it"}
 	case errors.Is(err, storage.ErrCorrupt):
 		return nil, err
+	case fromSystem(err):
+		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	return nil, fmt.Errorf("open %s: %w", path, err)
+	// What is left is what bbolt does not like in the file: it has been cut, say.
+	return nil, &storage.CorruptError{File: path, Reason: err.Error()}
+}
+
+// fromSystem reports whether an error is the operating system's.
+func fromSystem(err error) bool {
+	var errno syscall.Errno
+	var path *fs.PathError
+	var call *os.SyscallError
+	return errors.As(err, &errno) || errors.As(err, &path) || errors.As(err, &call) || errors.Is(err, berrors.ErrMaxSizeReached)
 }
 
 func create(path string, o bbolt.Options, init func(*bbolt.Tx) error) error {
