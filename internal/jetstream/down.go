@@ -199,7 +199,7 @@ func (e *Engine) takeDown(s *Stream, cause error, rest []wal.Record) {
 
 // late takes a record of a stream that does not serve. The caller holds applyMu.
 func (d *downStream) late(r *wal.Record) {
-	d.records = append(d.records, wal.Record{LSN: r.LSN, Group: r.Group, Data: r.Data})
+	d.records = append(d.records, wal.Record{LSN: r.LSN, Group: r.Group, Last: r.Last, Data: r.Data})
 	if d.from.Load() == 0 {
 		d.from.Store(uint64(r.LSN))
 		d.upTo = r.LSN - 1

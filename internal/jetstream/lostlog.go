@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"petiole/internal/jetstream/api"
@@ -16,8 +17,11 @@ import (
 // acknowledged had a sequence, which must not be given to another one:
 //
 //	log     1 2 3 ░ ░ ░ 7 8     ░: lost, whose is not known
-//	stream  1 2 3       7 8     leaves out 3 sequences when 7 needs one
+//	stream  1 2 3       7 8     leaves out 3 sequences: the record of 7 says which it is
 //	log     1 2 3 ░ ░ ░ S 8     S: Skip, at the end of the recovery that met it
+//
+// Each record carries its stream's last sequence (see [wal.Log.SetLast]). Only a
+// stream of which no record follows leaves out as many as may have been lost.
 //
 // Each recovery finds the same damage again, for as long as the log has it, and
 // might know more or less about it than the one before (how many records were
@@ -33,11 +37,16 @@ func (s *Stream) miss(l *wal.Lost) {
 		return
 	}
 	s.unsettled.Store(true)
-	more := mayHaveHad(l, s.m.Config())
-	if rec, ok := s.e.book.record(uint64(s.group)); ok { // what the configuration became later
-		more = max(more, mayHaveHad(l, &rec.Config))
+	s.missed = true
+	if l.Group != 0 && l.LastSeq != 0 {
+		s.skip = s.behind(l.LastSeq)
+	} else {
+		more := mayHaveHad(l, s.m.Config())
+		if rec, ok := s.e.book.record(uint64(s.group)); ok { // what the configuration became later
+			more = max(more, mayHaveHad(l, &rec.Config))
+		}
+		s.skip += more
 	}
-	s.skip += more
 	if s.dirtyFrom == 0 {
 		s.dirtyFrom = l.First
 	}
@@ -76,16 +85,25 @@ func givesSequences(k command.Kind) bool {
 	return k == command.KindPublish || k == command.KindBatch || k == command.KindIngest
 }
 
-// replay applies a record of the log after those that may be lost before it. The
-// caller holds the lock.
+// behind returns by how many sequences the stream is behind the one that a record
+// of the log has in its header, of which it is the lower half.
+func (s *Stream) behind(last uint32) uint64 {
+	return uint64(max(0, int32(last-uint32(s.store.State().Last))))
+}
+
+// replay applies a record of the log after those that may be lost before it. What
+// they had the record itself tells, if it was appended when that was known; else
+// it may have been as much as they have room for. The caller holds the lock.
 func (s *Stream) replay(r *wal.Record) error {
-	switch kind := command.KindOf(r.Data); {
-	case kind == command.KindSkip:
-		s.skip = 0 // decided already
-		s.unsettled.Store(false)
-	case s.skip > 0 && givesSequences(kind):
-		if err := s.skipLost(); err != nil {
-			return err
+	kind := command.KindOf(r.Data)
+	if s.missed && kind != command.KindSkip && (r.Last != 0 || givesSequences(kind)) {
+		if r.Last != 0 {
+			s.skip = s.behind(r.Last - uint32(command.Messages(r.Data)))
+		}
+		if s.missed = false; s.skip > 0 {
+			if err := s.skipLost(); err != nil {
+				return err
+			}
 		}
 	}
 	return s.apply(r)
@@ -164,6 +182,7 @@ func (e *Engine) lostRecords(l wal.Lost) error {
 // no room in the log is settled later.
 func (e *Engine) settleLost() error {
 	proposed := false
+	e.tellMissed()
 	for _, s := range *e.streams.Load() {
 		rec := s.settlement()
 		if rec == nil {
@@ -185,6 +204,27 @@ func (e *Engine) settleLost() error {
 		return nil
 	}
 	return e.wal.Commit() // and applied
+}
+
+// maxNames bounds the streams that one line of the log names.
+const maxNames = 100
+
+// tellMissed says of which streams records may be lost: not only messages, but
+// also what was removed and acknowledged, and consumers.
+func (e *Engine) tellMissed() {
+	var names []string
+	for name, s := range *e.streams.Load() {
+		if s.unsettled.Load() {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return
+	}
+	slices.Sort(names)
+	e.log.Error("records that the log has lost may have been of these streams: messages may be missing, messages that were removed be back, "+
+		"consumers be missing or deliver again what was acknowledged",
+		"count", len(names), "streams", names[:min(len(names), maxNames)])
 }
 
 // settleLater tries again what found no room in the log.

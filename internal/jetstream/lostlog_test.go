@@ -8,6 +8,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -241,5 +242,60 @@ func TestOrphansAreParkedOnce(t *testing.T) {
 			t.Fatalf("start %d: %d things are said to have been parked", start, parked)
 		}
 		n.crash()
+	}
+}
+
+// What lies behind lost records tells whose they were: only the stream that lost
+// a message has a gap, and nothing else moves.
+func TestLossOfOneStreamMovesNoOther(t *testing.T) {
+	ctx := testContext(t)
+	for _, header := range []bool{false, true} {
+		dir := t.TempDir()
+		n := startNode(t, dir)
+		_, js := n.connect()
+		for _, s := range []string{"A", "B", "C"} {
+			createStream(t, js, jetstream.StreamConfig{Name: s, Subjects: []string{s + ".>"}, AllowAtomicPublish: s == "B"})
+		}
+		c := must(must(js.Stream(ctx, "C")).CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "C", AckPolicy: jetstream.AckExplicitPolicy}))
+		for i := 1; i <= 6; i++ {
+			for _, s := range []string{"A", "B", "C"} {
+				must(js.Publish(ctx, s+".x", fmt.Appendf(nil, "message %d of %s", i, s)))
+			}
+			if err := must(c.Next(jetstream.FetchMaxWait(10 * time.Second))).DoubleAck(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.crash()
+		flip(t, dir, "message 3 of A", header)
+		flip(t, dir, "message 5 of A", header)
+		for start := range 3 {
+			n = startNode(t, dir)
+			_, js = n.connect()
+			for _, name := range []string{"A", "B", "C"} {
+				s := must2(n.e.Stream(name))
+				got, last := content(t, s), uint64(6+start)
+				for i := uint64(1); i <= last; i++ {
+					want := fmt.Sprintf("message %d of %s", i, name)
+					if name == "A" && (i == 3 || i == 5) {
+						want = ""
+					}
+					if got[i] != want {
+						t.Fatalf("header %v, start %d: message %d of %s is %q", header, start, i, name, got[i])
+					}
+				}
+				lost, want := fmt.Sprint(s.Lost(0)), "[]"
+				if name == "A" {
+					want = "[{3 3} {5 5}]"
+				}
+				if lost != want || s.State().Last != last {
+					t.Fatalf("header %v, start %d: %s has lost %s, is at %d", header, start, name, lost, s.State().Last)
+				}
+				ack := must(js.Publish(ctx, name+".x", fmt.Appendf(nil, "message %d of %s", last+1, name)))
+				if ack.Sequence != last+1 {
+					t.Fatalf("header %v, start %d: %s goes on at %d", header, start, name, ack.Sequence)
+				}
+			}
+			n.crash()
+		}
 	}
 }

@@ -65,6 +65,7 @@ type Stream struct {
 	lostSpans  []lostSpan          // sequences whose messages damage has taken, ascending
 	lostFresh  bool                // some of them are in no checkpoint
 	skip       uint64              // sequences that lost records of the log may have had, not left out yet
+	missed     bool                // records may be lost before the next one; of recovery
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
 	acked      []uint64            // messages acknowledged by the command being applied
 	unlogged   []uint64            // messages that consumers without durable state are done with
@@ -685,7 +686,7 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 			s.addLost(storage.Span{First: c.Seq, Last: c.Seq}, time.Unix(0, c.Time))
 		}
 	case command.KindSkip:
-		s.skip = 0
+		s.skip, s.missed = 0, false
 		s.unsettled.Store(false)
 		var c command.Skip
 		if r.Skipped.First <= r.Skipped.Last && c.Decode(rec) == nil {
