@@ -1,12 +1,33 @@
 package jetstream
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
 	"sync"
 	"time"
+
+	"petiole/storage"
+	"petiole/storage/metadb"
 )
 
 // Wall clocks of gateways are wrong at times: a board without a battery begins
 // in another year, and is put right minutes later. Messages must not age by that.
+// The rule:
+//
+//   - No message expires before it has really been stored for its maximum age or
+//     time to live, wherever the clock goes meanwhile; it may expire later.
+//   - A clock that is set back makes messages expire later by as much; the times
+//     of messages never go back, so that those stored until it has caught up get
+//     that of the one before.
+//   - A clock that leaps ahead is believed for messages stored after that. Those
+//     stored before go on aging as if it had not, until the longest of their ages
+//     has passed since. Leaps are kept in the meta database, so that a restart
+//     does not forget them.
+//   - While the process does not run nothing tells a leap from time that has
+//     passed. If that was more than a day, by the newest message, it is taken for
+//     a leap, with which what was stored before goes on aging from there, for ten
+//     minutes at least: long enough for the clock to be set.
 const (
 	// leapMin is how far the wall clock has to get ahead of the monotonic one
 	// to have leapt rather than been slewed.
@@ -14,6 +35,8 @@ const (
 	// leapHold is for how long at least age is not told by the clock after it
 	// has leapt, or after a start at which it is far ahead of what is stored.
 	leapHold = 10 * time.Minute
+	// maxLeaps is how many leaps are remembered; of more the oldest become one.
+	maxLeaps = 16
 	// startAhead is how far ahead that is.
 	startAhead = 24 * time.Hour
 )
@@ -26,12 +49,26 @@ type ageClock struct {
 	begun bool
 	skew  int64 // of the wall clock against the monotonic one
 	leaps []leap
+	fresh bool // some are not in the meta database
 }
 
 type leap struct {
 	at  time.Duration // by the monotonic clock
 	was int64         // what the wall clock would have said
+	// wall is what it did say, 0 for one that concerns this run only.
+	wall int64
 }
+
+// savedLeap is a leap in the meta database, JSON under keyLeaps.
+type savedLeap struct {
+	Was  int64 `json:"was"`  // what the clock would have said, Unix ns
+	Wall int64 `json:"wall"` // what it did say
+}
+
+const (
+	bucketClock = "clock"
+	keyLeaps    = "leaps"
+)
 
 // start begins at a wall clock time and a monotonic one; newest is the time of
 // the newest message stored, 0 if there is none. It reports whether the clock is
@@ -47,9 +84,36 @@ func (c *ageClock) start(wall int64, mono time.Duration, newest int64) bool {
 	return true
 }
 
+// restore takes over the leaps of earlier runs, after start.
+func (c *ageClock) restore(list []savedLeap, wall int64, mono time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range list {
+		if l.Was < l.Wall { // set back since then, it begins anew
+			c.leaps = append(c.leaps, leap{at: mono - time.Duration(max(wall-l.Wall, 0)), was: l.Was, wall: l.Wall})
+		}
+	}
+}
+
+// unsaved returns the leaps to be saved, if some are not.
+func (c *ageClock) unsaved() ([]savedLeap, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.fresh {
+		return nil, false
+	}
+	c.fresh = false
+	list := []savedLeap{}
+	for _, l := range c.leaps {
+		if l.wall != 0 {
+			list = append(list, savedLeap{l.was, l.wall})
+		}
+	}
+	return list, true
+}
+
 // now returns the time by which messages have aged that are kept for maxAge at
-// most (0: each for its own time), and by how much the clock has leapt since the
-// last call.
+// most, and by how much the clock has leapt since the last call.
 func (c *ageClock) now(wall int64, mono, maxAge time.Duration) (aged int64, leapt time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -59,7 +123,8 @@ func (c *ageClock) now(wall int64, mono, maxAge time.Duration) (aged int64, leap
 	skew := wall - int64(mono)
 	if by := skew - c.skew; by > int64(leapMin) || by < -int64(leapMin) {
 		if by > 0 {
-			c.leaps = append(c.leaps, leap{at: mono, was: wall - by})
+			c.leaps = append(c.leaps, leap{at: mono, was: wall - by, wall: wall})
+			c.fresh = true
 			leapt = time.Duration(by)
 		}
 		c.skew = skew
@@ -70,7 +135,11 @@ func (c *ageClock) now(wall int64, mono, maxAge time.Duration) (aged int64, leap
 			aged = min(aged, l.was+int64(since))
 		}
 	}
-	if len(c.leaps) > 16 {
+	if len(c.leaps) > maxLeaps {
+		a, b := c.leaps[0], &c.leaps[1]
+		if aged := a.was + int64(b.at-a.at); aged < b.was {
+			b.was = aged
+		}
 		c.leaps = c.leaps[1:]
 	}
 	return aged, leapt
@@ -87,6 +156,34 @@ func (e *Engine) startClock() {
 		e.log.Warn("the clock is far ahead of what is stored: messages do not expire by age until it has been so for a while",
 			"clock", e.begun.UTC(), "newest_message", timeOf(newest), "for", leapHold)
 	}
+	var list []savedLeap
+	b, err := e.meta.Get(bucketClock, keyLeaps)
+	if err == nil {
+		err = json.Unmarshal(b, &list)
+	}
+	if err != nil && !errors.Is(err, storage.ErrNotFound) {
+		e.log.Error("what the clock has leapt by earlier cannot be read; messages stored before that may expire", "err", err)
+	}
+	e.ages.restore(list, e.begun.UnixNano(), 0)
+}
+
+// saveLeaps saves by how much the clock has leapt.
+func (e *Engine) saveLeaps() error {
+	list, fresh := e.ages.unsaved()
+	if !fresh {
+		return nil
+	}
+	b, err := json.Marshal(list)
+	if err == nil {
+		err = e.meta.Put(bucketClock, metadb.KV{Key: keyLeaps, Value: b})
+	}
+	if err != nil {
+		e.ages.mu.Lock()
+		e.ages.fresh = true
+		e.ages.mu.Unlock()
+		return fmt.Errorf("saving by how much the clock has leapt: %w", err)
+	}
+	return nil
 }
 
 // aged returns the time by which the stream's messages have aged. The caller
@@ -95,8 +192,10 @@ func (s *Stream) aged(now time.Time) int64 {
 	if s.e.begun.IsZero() {
 		return now.UnixNano()
 	}
-	aged, leapt := s.e.ages.now(now.UnixNano(), now.Sub(s.e.begun), s.m.Config().MaxAge)
+	longest := max(s.m.Config().MaxAge, s.m.LongestTTL())
+	aged, leapt := s.e.ages.now(now.UnixNano(), now.Sub(s.e.begun), longest)
 	if leapt > 0 {
+		s.e.wakeKeeper() // to save it
 		s.e.log.Warn("the clock has leapt ahead: messages stored before do not expire by that", "by", leapt, "clock", now.UTC())
 	}
 	return aged

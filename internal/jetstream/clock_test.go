@@ -3,6 +3,9 @@ package jetstream
 import (
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // Age follows the wall clock, but not where it leaps.
@@ -48,5 +51,63 @@ func TestAgeClock(t *testing.T) {
 	}
 	if got, _ := c.now(at(real, leapHold), leapHold, 0); got != at(real, leapHold) {
 		t.Errorf("after the hold %v", time.Unix(0, got).UTC())
+	}
+}
+
+// Where the clock leaps, a message with a time to live of its own has it all, and
+// a restart does not forget that.
+func TestLeapAndTTL(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, AllowMsgTTL: true})
+	m := &nats.Msg{Subject: "s", Header: nats.Header{}}
+	m.Header.Set("Nats-TTL", "1h")
+	must(nc.RequestMsgWithContext(testContext(t), m))
+	// The clock was behind by 25 hours up to now.
+	n.e.ages.mu.Lock()
+	n.e.ages.skew -= int64(25 * time.Hour)
+	n.e.ages.mu.Unlock()
+	behind := func(n *node) time.Duration {
+		s := must2(n.e.Stream("S"))
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		now := time.Now()
+		return time.Duration(now.UnixNano() - s.aged(now)).Round(time.Hour)
+	}
+	if d := behind(n); d != 25*time.Hour {
+		t.Fatalf("messages have aged %v less than the clock says", d)
+	}
+	eventually(t, "the leap is saved", func() bool { _, err := n.e.meta.Get(bucketClock, keyLeaps); return err == nil })
+	// Half an hour later.
+	n.e.ages.mu.Lock()
+	n.e.ages.leaps[0].at -= 30 * time.Minute
+	n.e.ages.leaps[0].was -= int64(30 * time.Minute)
+	n.e.ages.mu.Unlock()
+	if d := behind(n); d != 25*time.Hour {
+		t.Fatalf("half an hour later they have aged %v less", d)
+	}
+	n.stop()
+	n = startNode(t, dir)
+	if d := behind(n); d != 25*time.Hour {
+		t.Fatalf("after a restart they have aged %v less", d)
+	}
+}
+
+// However often the clock leaps, what was stored before the first leap has not
+// aged more than it was stored.
+func TestManyLeaps(t *testing.T) {
+	var c ageClock
+	c.start(0, 0, 0)
+	wall, mono := int64(0), time.Duration(0)
+	for range 3 * maxLeaps {
+		mono += time.Minute
+		wall += int64(time.Minute + time.Hour)
+		if aged, _ := c.now(wall, mono, 24*time.Hour); aged > int64(mono) {
+			t.Fatalf("after %v messages have aged %v", mono, time.Duration(aged))
+		}
+	}
+	if len(c.leaps) > maxLeaps {
+		t.Errorf("%d leaps are remembered", len(c.leaps))
 	}
 }

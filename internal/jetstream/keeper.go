@@ -238,6 +238,11 @@ func (e *Engine) keep() error {
 	if err := e.parkLogs(); err != nil {
 		return err
 	}
+	if err := e.saveLeaps(); noSpace(err) {
+		e.noRoom(err)
+	} else if err != nil {
+		return err
+	}
 	if err := e.saveAndDestroy(); noSpace(err) {
 		e.noRoom(err)
 	} else if err != nil {

@@ -205,7 +205,11 @@ func (e *Engine) adoptStreams(c *metaContents) error {
 		}
 		c.next = max(c.next, group+1)
 		dir := filepath.Join(e.o.Dir, "streams", d.Name())
-		r, err := e.recordOf(group, dir)
+		var r *streamRecord
+		err := e.withRoom(func() (err error) { r, err = e.recordOf(group, dir); return err })
+		if noSpace(err) { // put aside it would be lost with its part of the log
+			return fmt.Errorf("there is no room to find out which stream %s is of, make room: %w", dir, err)
+		}
 		if err != nil {
 			e.log.Error("a directory does not tell which stream it is of", "directory", dir, "err", err)
 			continue

@@ -17,6 +17,8 @@ import (
 type ttls struct {
 	heap  ttlHeap
 	never map[uint64]struct{} // messages that maximum age does not remove
+	// longest is the longest time to live of all that have been added.
+	longest time.Duration
 }
 
 type ttlEntry struct {
@@ -52,6 +54,7 @@ func (t *ttls) add(seq uint64, stored int64, ttl time.Duration) {
 		t.never[seq] = struct{}{}
 		return
 	}
+	t.longest = max(t.longest, ttl)
 	heap.Push(&t.heap, ttlEntry{at: after(stored, ttl), seq: seq})
 }
 
@@ -94,6 +97,10 @@ func (m *Machine) scanTTLs() error {
 		return true
 	})
 }
+
+// LongestTTL returns a time that no message's own time to live exceeds, but for
+// those that never expire.
+func (m *Machine) LongestTTL() time.Duration { return m.ttls.longest }
 
 // NextExpiry returns when the next message expires, in Unix nanoseconds; false
 // if none will as things stand.
