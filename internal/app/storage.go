@@ -144,7 +144,8 @@ func writeStat(out io.Writer, st *storagetool.Stat) error {
 		row("ballast", "%s, given up when the disk is full", size(st.BallastBytes))
 	}
 	if st.ParkedBytes > 0 {
-		row("parked", "%s of damaged files that repairs have put aside; remove them when you do not need them", size(st.ParkedBytes))
+		row("parked", "%s (%s) that repairs have put aside; remove them when you do not need them",
+			count(uint64(st.ParkedFiles), "damaged file"), size(st.ParkedBytes))
 	}
 	t := &st.Total
 	row("total", "%s (%s) in files of %s: %s used, %s reserved", count(t.Messages, "message"), Bytes(t.Content), size(t.Disk), size(t.Used), size(t.Reserved))

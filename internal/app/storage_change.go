@@ -28,8 +28,9 @@ func storageSalvage(f *Flags) *cobra.Command {
 		Short: "Repair damaged files of streams, keeping everything that is intact",
 		Long: `Repair damaged files of streams, keeping everything that is intact. Streams
 without damage are left alone. A damaged file stays beside the new one, as
-msgs.db.damaged-TIME, until you remove it; there has to be room for both.
-Messages that are lost become gaps, and are named. The program does the same by
+msgs.db.damaged-TIME; there has to be room for both. Of a stream that has been
+repaired before, the three newest of these are kept, and of those beyond the
+newest no more than 1 GiB. Messages that are lost become gaps, and are named. The program does the same by
 itself when it meets damage.
 
 The exit code is 0 if nothing is lost, and 1 if messages are, or a file could

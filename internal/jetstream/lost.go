@@ -19,6 +19,10 @@ type lostSpan struct {
 	First uint64 `json:"first"`
 	Last  uint64 `json:"last"`
 	Time  int64  `json:"time"` // when it was found, Unix ns
+	// Until is the first sequence of the stream as of the checkpoint
+	// after it was found, or what follows the span if that is higher: as soon as
+	// the stream begins above it, limits have passed the place.
+	Until uint64 `json:"until"`
 }
 
 // maxLost bounds how many spans a stream remembers: the oldest sequences go
@@ -27,7 +31,7 @@ const maxLost = 4096
 
 // addLost notes lost sequences. The caller holds the lock.
 func (s *Stream) addLost(span storage.Span, found time.Time) {
-	s.lostSpans = append(s.lostSpans, lostSpan{span.First, span.Last, found.UnixNano()})
+	s.lostSpans = append(s.lostSpans, lostSpan{First: span.First, Last: span.Last, Time: found.UnixNano()})
 	slices.SortFunc(s.lostSpans, func(a, b lostSpan) int {
 		switch {
 		case a.First < b.First:
@@ -37,9 +41,7 @@ func (s *Stream) addLost(span storage.Span, found time.Time) {
 		}
 		return 0
 	})
-	if n := len(s.lostSpans); n > maxLost {
-		s.lostSpans = s.lostSpans[n-maxLost:]
-	}
+	s.forgetLost(len(s.lostSpans) - maxLost)
 	s.lostFresh = true
 	if s.dirtyFrom == 0 && !s.memory {
 		s.dirtyFrom = s.applied + 1
@@ -55,15 +57,43 @@ func (s *Stream) restoreLost(value []byte) error {
 	return nil
 }
 
-// lostChanges returns the notes that no checkpoint has.
+// forgetLost drops the first n spans, whose keys go with the next checkpoint.
+func (s *Stream) forgetLost(n int) {
+	for ; n > 0; n-- {
+		s.lostGone = append(s.lostGone, lostKey(s.lostSpans[0].First))
+		s.lostSpans = s.lostSpans[1:]
+	}
+}
+
+func lostKey(first uint64) string { return fmt.Sprintf("%s%016x", prefixLost, first) }
+
+// lostChanges returns what no checkpoint has of the notes: spans that limits have
+// passed are dropped, there is nothing to tell of them any more. That the stream
+// begins above one is not enough, for that damage alone may have done.
 func (s *Stream) lostChanges() (kvs []storage.KV) {
+	if len(s.lostSpans) > 0 {
+		first, n := s.store.State().First, 0
+		for i := range s.lostSpans {
+			l := &s.lostSpans[i]
+			if l.Until == 0 {
+				l.Until = max(l.Last+1, first)
+			}
+			if i == n && l.Until < first {
+				n++
+			}
+		}
+		s.forgetLost(n)
+	}
+	for _, key := range s.lostGone {
+		kvs = append(kvs, storage.KV{Key: key})
+	}
 	if !s.lostFresh {
-		return nil
+		return kvs
 	}
 	for _, l := range s.lostSpans {
 		b, err := json.Marshal(&l)
 		if err == nil { // numbers
-			kvs = append(kvs, storage.KV{Key: fmt.Sprintf("%s%016x", prefixLost, l.First), Value: b})
+			kvs = append(kvs, storage.KV{Key: lostKey(l.First), Value: b})
 		}
 	}
 	return kvs

@@ -64,6 +64,7 @@ type Stream struct {
 	unreadable []storage.KV
 	lostSpans  []lostSpan          // sequences whose messages damage has taken, ascending
 	lostFresh  bool                // some of them are in no checkpoint
+	lostGone   []string            // keys of those dropped that a checkpoint may have
 	skip       uint64              // sequences that lost records of the log may have had, not left out yet
 	missed     bool                // records may be lost before the next one; of recovery
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
@@ -1120,7 +1121,7 @@ func (s *Stream) checkpoint() error {
 		if s.store.Freeze(s.applied, kvs) {
 			s.m.Saved()
 			clear(s.lost)
-			s.lostFresh = false
+			s.lostFresh, s.lostGone = false, nil
 			s.frozen, s.dirtyFrom = s.dirtyFrom, 0
 			s.frozenAt = s.applied
 			s.frozenPos = positionsOf(kvs)

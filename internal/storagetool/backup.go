@@ -425,21 +425,12 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 		}
 		name, size, mode, data, err := r.next()
 		if first {
-			if errors.Is(err, io.ErrUnexpectedEOF) {
-				return nil, fmt.Errorf("%w: it is cut short", ErrBadBackup)
-			}
-			if damaged(err) {
-				return nil, fmt.Errorf("%w: its beginning cannot be read: %w", ErrBadBackup, err)
-			}
-			if err != nil || name != headName || size > maxDocument {
-				return nil, fmt.Errorf("%w: it does not begin with %s: %w", ErrNotBackup, headName, errOr(err))
-			}
-			var h backupHead
-			if err := json.NewDecoder(data).Decode(&h); err != nil || h.Petiole != headText {
-				return nil, fmt.Errorf("%w: %s makes no sense: %w", ErrNotBackup, headName, errOr(err))
-			}
-			if h.Format != backupFormat {
-				return nil, fmt.Errorf("%w: it is of format %d, this program version knows format %d", ErrNotBackup, h.Format, backupFormat)
+			if err := isHead(name, size, data, err); err != nil {
+				// Damage may make it look like something else.
+				if bad := r.rest(); damaged(bad) {
+					return nil, fmt.Errorf("%w: its beginning cannot be read: %w", ErrBadBackup, bad)
+				}
+				return nil, fmt.Errorf("%w: %w", ErrNotBackup, err)
 			}
 			continue
 		}
@@ -478,6 +469,22 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 			found[rel] = BackupFile{Name: rel, Size: size, Mode: uint32(mode.Perm()), SHA256: hex.EncodeToString(h.Sum(nil))}
 		}
 	}
+}
+
+// isHead says why the first entry of what should be a backup, or the error in
+// its place, is not that of one.
+func isHead(name string, size int64, data io.Reader, err error) error {
+	if err != nil || name != headName || size > maxDocument {
+		return fmt.Errorf("it does not begin with %s: %w", headName, errOr(err))
+	}
+	var h backupHead
+	if err := json.NewDecoder(data).Decode(&h); err != nil || h.Petiole != headText {
+		return fmt.Errorf("%s makes no sense: %w", headName, errOr(err))
+	}
+	if h.Format != backupFormat {
+		return fmt.Errorf("it is of format %d, this program version knows format %d", h.Format, backupFormat)
+	}
+	return nil
 }
 
 // noting keeps the error that a reader returns, to be told from one of whoever
@@ -519,9 +526,12 @@ func compare(m *Manifest, found map[string]BackupFile, w *dirWriter) error {
 }
 
 // backupReader is one form of a backup being read; next returns io.EOF at the
-// end. data ends after size octets, or with an error.
+// end. data ends after size octets, or with an error. rest reads to the end,
+// whatever is there, and returns an error if it is damaged as far as it can be
+// told without understanding it; there is no next after that.
 type backupReader interface {
 	next() (name string, size int64, mode fs.FileMode, data io.Reader, err error)
+	rest() error
 	close() error
 }
 
@@ -560,6 +570,11 @@ func (r *tarReader) next() (string, int64, fs.FileMode, io.Reader, error) {
 	return h.Name, h.Size, fs.FileMode(h.Mode).Perm(), r.tr, nil
 }
 
+func (r *tarReader) rest() error {
+	_, err := io.Copy(io.Discard, r.z) // its checksum is at the end
+	return err
+}
+
 func (r *tarReader) close() error {
 	r.z.Close()
 	return r.f.Close()
@@ -572,11 +587,9 @@ type dirReader struct {
 	cur   *os.File
 }
 
-// damaged reports whether err is of a file that began as a compressed one.
-func damaged(err error) bool {
-	return err != nil && !errors.Is(err, zstd.ErrMagicMismatch) && !errors.Is(err, tar.ErrHeader) &&
-		!errors.Is(err, io.EOF) && !errors.Is(err, fs.ErrNotExist)
-}
+// damaged reports whether err, of reading a compressed file to its end, is of
+// one that began as such.
+func damaged(err error) bool { return err != nil && !errors.Is(err, zstd.ErrMagicMismatch) }
 
 func newDirReader(root string) (*dirReader, error) {
 	r := &dirReader{root: root, names: []string{headName}}
@@ -619,6 +632,8 @@ func (r *dirReader) next() (string, int64, fs.FileMode, io.Reader, error) {
 	}
 	return name, fi.Size(), fi.Mode().Perm(), io.LimitReader(r.cur, fi.Size()), nil
 }
+
+func (r *dirReader) rest() error { return nil }
 
 func (r *dirReader) close() error {
 	f := r.cur

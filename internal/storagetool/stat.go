@@ -20,9 +20,11 @@ type Stat struct {
 	Log       LogStat      `json:"log"`
 	MetaBytes int64        `json:"meta_bytes"` // of meta.db
 	// BallastBytes are set aside to be given up when the disk is full,
-	// ParkedBytes those of damaged files that repairs have put aside.
+	// ParkedBytes those of the ParkedFiles damaged files that repairs have put
+	// aside.
 	BallastBytes int64    `json:"ballast_bytes"`
 	ParkedBytes  int64    `json:"parked_bytes"`
+	ParkedFiles  int      `json:"parked_files"`
 	Total        Total    `json:"total"`
 	Damage       []string `json:"damage,omitempty"` // met on the way; Verify looks for it
 }
@@ -93,7 +95,7 @@ func (s *Store) Stat() (*Stat, error) {
 	if fi, err := os.Stat(s.path("ballast")); err == nil {
 		st.BallastBytes = fi.Size()
 	}
-	if st.ParkedBytes, err = s.parked(); err != nil {
+	if st.ParkedFiles, st.ParkedBytes, err = s.parked(); err != nil {
 		return nil, err
 	}
 	at := map[storage.GroupID]int{}
@@ -140,7 +142,7 @@ func (s *Store) Stat() (*Stat, error) {
 }
 
 // parked sums up the files that repairs have put aside.
-func (s *Store) parked() (n int64, err error) {
+func (s *Store) parked() (files int, n int64, err error) {
 	err = filepath.WalkDir(s.dir, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return err
@@ -154,11 +156,12 @@ func (s *Store) parked() (n int64, err error) {
 			if err != nil {
 				return err
 			}
+			files++
 			n += fi.Size()
 		}
 		return nil
 	})
-	return n, err
+	return files, n, err
 }
 
 func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {

@@ -550,7 +550,7 @@ func (s *Store) writeInto(f table.Frozen) error {
 // failure makes an error of something that writes storage.ErrFailed unless it is
 // one of those that leave the store as good as it was.
 func failure(err error) error {
-	for _, harmless := range []error{storage.ErrFailed, storage.ErrClosed, storage.ErrCorrupt, storage.ErrLocked, fs.ErrPermission} {
+	for _, harmless := range []error{storage.ErrFailed, storage.ErrClosed, storage.ErrCorrupt, storage.ErrLocked, fs.ErrPermission, syscall.EMFILE, syscall.ENFILE} {
 		if errors.Is(err, harmless) {
 			return err
 		}

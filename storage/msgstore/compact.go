@@ -3,9 +3,11 @@ package msgstore
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"time"
@@ -55,6 +57,8 @@ type CompactOptions struct {
 	// Free returns how much room the file system of a directory has, in octets
 	// (default: what the system says).
 	Free func(dir string) (int64, error)
+
+	step func() // tests only: called between slices
 }
 
 // CompactReport says what a compaction did.
@@ -135,9 +139,9 @@ func (s *Store) Waste() (Waste, error) {
 // Compact makes the file smaller: it copies what lives into a new one, beside
 // readers, the writer and checkpoints, which wait for the last part only. It
 // returns ErrPostponed if there is too little room for both, or another one is
-// running, storage.ErrCorrupt if it meets damage (see Repair), and ctx's error
-// if that ends; the file is as it was then, as it is after any other error that
-// is not storage.ErrFailed.
+// running, storage.ErrCorrupt if it meets damage (see Repair), storage.ErrFailed
+// if a write or sync failed, be it of the new file, and ctx's error if that
+// ends; the file is as it was then, except perhaps after storage.ErrFailed.
 func (s *Store) Compact(ctx context.Context, o CompactOptions) (CompactReport, error) {
 	im := s.image
 	fail := func(err error) (CompactReport, error) {
@@ -169,11 +173,22 @@ func (s *Store) Compact(ctx context.Context, o CompactOptions) (CompactReport, e
 		return fail(fmt.Errorf("%w: it needs room for %d MiB beside the file, the file system has %d MiB", ErrPostponed, need>>20, room>>20))
 	}
 	path := im.path + compactSuffix
+	fail = func(err error) (CompactReport, error) {
+		switch {
+		case s.Closed(): // and perhaps deleted, under the new file
+			err = fmt.Errorf("%w: %w", storage.ErrClosed, err)
+		case errors.Is(err, storage.ErrFailed):
+			im.failed.Store(true)
+		case full(err):
+			err = fmt.Errorf("%w: the file system is full: %w", ErrPostponed, err)
+		}
+		return CompactReport{}, fmt.Errorf("compact %s: %w", im.path, err)
+	}
 	w, err := newRewriter(path, im.uid)
 	if err != nil {
 		return fail(err)
 	}
-	c := &compaction{s: s, o: o, w: w, ctx: ctx, limit: rate.NewLimiter(rate.Inf, 0)}
+	c := &compaction{s: s, o: o, w: w, ctx: ctx, limit: rate.NewLimiter(rate.Inf, 0), had: map[uint64]int{}}
 	if o.BytesPerSecond > 0 {
 		c.limit = rate.NewLimiter(rate.Limit(o.BytesPerSecond), int(o.SliceBytes))
 	}
@@ -184,15 +199,9 @@ func (s *Store) Compact(ctx context.Context, o CompactOptions) (CompactReport, e
 		} else if rm := os.Remove(path); rm != nil && !errors.Is(rm, fs.ErrNotExist) {
 			err = errors.Join(err, rm)
 		}
-		if full(err) {
-			err = fmt.Errorf("%w: %w", ErrPostponed, err)
-		}
 		return fail(err)
 	}
 	r := c.report
-	if fi, err := os.Stat(im.path); err == nil {
-		r.After = fi.Size()
-	}
 	s.compacted.Store(&compacted{size: r.After, live: int64(s.State().Bytes)})
 	r.Copied = w.total
 	r.Duration = time.Since(begin)
@@ -209,6 +218,10 @@ type compaction struct {
 	report CompactReport
 	next   uint64 // first sequence not looked at
 	closed bool   // the new file has been closed
+	// had says, by page of the bucket gone, how many of its sequences were gone
+	// when the first message about it was copied.
+	had  map[uint64]int
+	page uint64 // the one noted last, and 1
 
 	buf  []byte // records
 	recs []located
@@ -226,6 +239,9 @@ func (c *compaction) run() error {
 		n, end, err := c.slice()
 		if err != nil {
 			return err
+		}
+		if c.o.step != nil {
+			c.o.step()
 		}
 		if end {
 			return c.finish()
@@ -324,6 +340,7 @@ func (c *compaction) collect(tx *bbolt.Tx) (n int, end bool, err error) {
 			if _, err := ck.message(im.msgs, i); err != nil {
 				return n, false, im.corrupt(seq, err)
 			}
+			c.remember(live)
 			at := len(c.buf)
 			c.buf = append(c.buf, ck.record(i)...)
 			c.recs = append(c.recs, located{seq, at, len(c.buf)})
@@ -374,6 +391,12 @@ func (c *compaction) finish() error {
 	if err := c.w.put(bucketStore, keyState, state); err != nil {
 		return err
 	}
+	if err := c.w.commit(); err != nil {
+		return err
+	}
+	if err := c.noteSparse(); err != nil {
+		return err
+	}
 	c.closed = true
 	if err := c.w.close(); err != nil {
 		return err
@@ -385,13 +408,83 @@ func (c *compaction) finish() error {
 		return err
 	}
 	c.report.Blocked = time.Since(begin)
+	if fi, err := os.Stat(im.path); err == nil {
+		c.report.After = fi.Size()
+	}
 	if err := s.writeFloor(); err != nil {
-		if err = failure(err); errors.Is(err, storage.ErrFailed) {
-			im.failed.Store(true)
-		}
-		return err
+		return failure(err)
 	}
 	return nil
+}
+
+// remember notes what live has said of the page at hand.
+func (c *compaction) remember(live *liveness) {
+	if c.page == live.no+1 {
+		return
+	}
+	c.page = live.no + 1
+	if _, ok := c.had[live.no]; !ok {
+		c.had[live.no] = ones(live.page)
+	}
+}
+
+// ones counts the bits that are set.
+func ones(b []byte) (n int) {
+	for ; len(b) >= 8; b = b[8:] {
+		n += bits.OnesCount64(binary.LittleEndian.Uint64(b))
+	}
+	return n
+}
+
+// noteSparse notes the chunks of the new file with messages that have been
+// deleted since they were copied. The old file's list knows nothing of them: what
+// it has named may have been written anew there.
+func (c *compaction) noteSparse() error {
+	b, err := c.w.bucket(bucketStore)
+	if err != nil {
+		return err
+	}
+	im, tx := c.w.im, b.Tx()
+	live, err := im.liveness(tx)
+	if err != nil {
+		return err
+	}
+	var keys []uint64
+	through := uint64(0) // of the chunk before
+	gone, msgs := tx.Bucket(bucketGone).Cursor(), tx.Bucket(bucketMsgs).Cursor()
+	for k, v := gone.First(); k != nil; k, v = gone.Next() {
+		no := binary.BigEndian.Uint64(k)
+		if had, ok := c.had[no]; !ok || ones(v[overhead:]) <= had {
+			continue
+		}
+		end := no*uint64(pageSeqs) + uint64(pageSeqs) - 1
+		for k, v := seekChunk(msgs, no*uint64(pageSeqs)); k != nil; k, v = msgs.Next() {
+			base, err := im.chunkKey(k)
+			if err != nil || base > end {
+				if err != nil {
+					return err
+				}
+				break
+			}
+			ck, err := parseChunk(im.msgs, k, v)
+			if err != nil {
+				return im.corruptIndex(fmt.Sprintf("messages from %d on", base), err)
+			}
+			if ck.last() <= through {
+				continue
+			}
+			through = ck.last()
+			for i := range ck.n {
+				if ok, err := live.exists(ck.seq(i)); err != nil {
+					return err
+				} else if !ok {
+					keys = append(keys, base)
+					break
+				}
+			}
+		}
+	}
+	return im.putSparse(tx, keys)
 }
 
 // bucket copies a bucket as it is, in slices.

@@ -2,6 +2,7 @@ package msgstore
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -75,13 +78,15 @@ type SalvageOptions struct {
 // Salvage repairs the store in dir, which is not open: it reads whatever is
 // intact in msgs.db, however damaged the file is, and puts it into a new one
 // under the same name. The damaged one is parked beside it as
-// msgs.db.damaged-TIME. If power fails on the way, either file is in place,
+// msgs.db.damaged-TIME; of those that earlier repairs have parked, it removes the
+// oldest (see [ParkedMax]). If power fails on the way, either file is in place,
 // and Salvage may be called again. The file may be missing altogether.
 //
 // It fails with storage.ErrCorrupt if there is nothing to begin with: neither
 // the identity of the store nor a state at any LSN can be found, in msgs.db or
 // the floor file; and with an error for which errors.Is(err, syscall.ENOSPC)
-// holds if there is too little room. Then nothing has been changed.
+// holds if there is too little room. Then nothing has been changed. A write or
+// sync that failed is storage.ErrFailed.
 func Salvage(dir string, o SalvageOptions) (RepairReport, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -91,20 +96,24 @@ func Salvage(dir string, o SalvageOptions) (RepairReport, error) {
 	if err := repair(context.Background(), path, r, o, nil, func(tmp string) error {
 		if r.Parked != "" {
 			if err := parkFile(path, r.Parked); err != nil {
-				return err
+				return failure(err)
 			}
 		}
 		if err := o.at("parked"); err != nil {
 			return err
 		}
-		if err := os.Rename(tmp, path); err != nil {
-			return err
+		if err := boltfile.Rename(tmp, path); err != nil {
+			return failure(err)
 		}
-		return boltfile.SyncDir(dir)
+		if err := boltfile.SyncDir(dir); err != nil {
+			return failure(err)
+		}
+		return nil
 	}); err != nil {
 		return RepairReport{}, fmt.Errorf("repair %s: %w", path, err)
 	}
 	r.log(o.Log)
+	forgetParked(path, r.Parked, o.Log)
 	return *r, nil
 }
 
@@ -213,15 +222,69 @@ func parkedName(path string, now func() time.Time) (string, error) {
 	if now == nil {
 		now = time.Now
 	}
-	name := path + damagedInfix + now().UTC().Format("20060102T150405Z")
-	for try, n := name, 2; ; try, n = fmt.Sprintf("%s-%d", name, n), n+1 {
-		if _, err := os.Lstat(try); errors.Is(err, fs.ErrNotExist) {
-			return try, nil
-		} else if err != nil {
-			return "", err
+	base := path + damagedInfix + now().UTC().Format(parkedTime)
+	name, highest := base, 0
+	for _, other := range had {
+		n, err := 1, error(nil)
+		if rest, ok := strings.CutPrefix(other, base); !ok {
+			continue
+		} else if rest != "" {
+			n, err = strconv.Atoi(strings.TrimPrefix(rest, "-"))
+		}
+		if err == nil && n > highest {
+			// Not one that has become free: names are in order of time.
+			highest = n
+			name = fmt.Sprintf("%s-%d", base, n+1)
 		}
 	}
+	return name, nil
 }
+
+const (
+	// ParkedMax is how many damaged files of a store are kept, and
+	// ParkedBytes how many octets all but the newest may have together. The
+	// newest is always kept.
+	ParkedMax   = 3
+	ParkedBytes = 1 << 30
+)
+
+// forgetParked removes damaged files of the store at path that repairs have
+// parked, beyond ParkedMax and ParkedBytes, the oldest first, and newest never.
+// It is called when the file at path is intact again.
+func forgetParked(path, newest string, log *slog.Logger) {
+	names, err := filepath.Glob(globQuote(path) + damagedInfix + "*")
+	if err != nil {
+		return // a pattern that has been quoted
+	}
+	names = slices.DeleteFunc(names, func(name string) bool { return name == newest })
+	// By time, and by number within a second, whatever the clock was.
+	slices.SortFunc(names, func(a, b string) int {
+		n := min(len(a), len(b), len(path)+len(damagedInfix)+len(parkedTime))
+		return cmp.Or(strings.Compare(b[:n], a[:n]), len(b)-len(a), strings.Compare(b, a))
+	})
+	total := int64(0)
+	for i, name := range names {
+		if newest != "" {
+			i++
+		}
+		fi, err := os.Lstat(name)
+		if err != nil || i == 0 {
+			continue
+		}
+		if total += fi.Size(); i < ParkedMax && total <= ParkedBytes {
+			continue
+		}
+		if err := boltfile.Remove(name); err != nil {
+			log.Warn("An old damaged file that a repair has kept could not be removed.", "file", name, "error", err)
+			continue
+		}
+		log.Warn("An old damaged file that a repair had kept has been removed, as there are newer ones.",
+			"file", name, "bytes", fi.Size(), "kept_at_most", ParkedMax, "bytes_at_most", ParkedBytes)
+	}
+}
+
+// parkedTime is the form of the time in the names of parked files.
+const parkedTime = "20060102T150405Z"
 
 // damagedInfix stands between the name of a file that has been parked and the
 // time.
@@ -267,6 +330,9 @@ func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
 	if err := repair(ctx, im.path, r, SalvageOptions{}, h, func(tmp string) error {
 		return s.swapFile(tmp, r.Parked)
 	}); err != nil {
+		if errors.Is(err, storage.ErrFailed) {
+			im.failed.Store(true)
+		}
 		return RepairReport{}, fmt.Errorf("repair %s: %w", im.path, err)
 	}
 	next := &Store{Table: table.New(im, im.path), image: im, log: s.log}
@@ -280,5 +346,6 @@ func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
 	s.applied.Store(uint64(r.Applied))
 	im.badPosts.Store(false)
 	r.log(s.log)
+	forgetParked(im.path, r.Parked, s.log)
 	return *r, nil
 }

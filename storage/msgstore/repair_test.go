@@ -229,7 +229,12 @@ func TestCompact(t *testing.T) {
 	if err != nil || before.File < before.Used || before.Used+before.Free != before.File || before.Live != int64(s.State().Bytes) || before.After > before.File/2 {
 		t.Fatalf("%+v, %v", before, err)
 	}
-	for round, o := range []CompactOptions{{BytesPerSecond: -1}, {BytesPerSecond: 4 << 20, SliceBytes: 20_000}, {BytesPerSecond: -1, SliceBytes: 1000}} {
+	// Beside a writer the file may have grown since.
+	alone, err := s.Compact(t.Context(), CompactOptions{BytesPerSecond: -1})
+	if err != nil || alone.Before != before.File || alone.After > before.File/2 || alone.After != fileSize(t, s) {
+		t.Fatalf("%+v, %v", alone, err)
+	}
+	for _, o := range []CompactOptions{{BytesPerSecond: -1}, {BytesPerSecond: 4 << 20, SliceBytes: 20_000}, {BytesPerSecond: -1, SliceBytes: 1000}} {
 		type result struct {
 			r   CompactReport
 			err error
@@ -255,9 +260,6 @@ func TestCompact(t *testing.T) {
 		}
 		if got.r.Messages == 0 || got.r.Slices == 0 || got.r.Copied == 0 || got.r.Duration < got.r.Blocked {
 			t.Errorf("report %+v", got.r)
-		}
-		if round == 0 && got.r.After > before.File/2 {
-			t.Errorf("compacted from %d to %d", got.r.Before, got.r.After)
 		}
 		p.compare(t, s, RepairReport{}, all, false)
 	}

@@ -39,7 +39,8 @@ func removeLeftovers(path string) error {
 }
 
 // rewriter is a store's file being made, under another name, in transactions of
-// some size. It is worth nothing until close.
+// some size. It is worth nothing until close. A write or sync of it that fails
+// is storage.ErrFailed like any other, unless space is wanting.
 type rewriter struct {
 	im    *image
 	tx    *bbolt.Tx
@@ -59,7 +60,7 @@ func newRewriter(path string, uid [16]byte) (*rewriter, error) {
 	// It is brought to disk where that matters, by sync.
 	db, err := openFile(path, true, layout(uid))
 	if err != nil {
-		return nil, err
+		return nil, failure(err)
 	}
 	db.NoGrowSync = true // nor does its length
 	w := &rewriter{im: newImage(path, db)}
@@ -69,7 +70,14 @@ func newRewriter(path string, uid [16]byte) (*rewriter, error) {
 }
 
 // guard runs fn, which works on the file.
-func (w *rewriter) guard(fn func() error) error { return boltfile.Guard(w.im.path, fn) }
+func (w *rewriter) guard(fn func() error) error {
+	err := boltfile.Guard(w.im.path, fn)
+	if ce := (*storage.CorruptError)(nil); errors.As(err, &ce) && ce.File == w.im.path {
+		// What has just been written cannot be read back.
+		return fmt.Errorf("%w: %s", storage.ErrFailed, ce.Error())
+	}
+	return err
+}
 
 func (w *rewriter) bucket(name []byte) (*bbolt.Bucket, error) {
 	if w.tx == nil {
@@ -147,13 +155,19 @@ func (w *rewriter) commit() error {
 	tx := w.tx
 	w.tx = nil
 	if err := tx.Commit(); err != nil {
-		return errors.Join(err, tx.Rollback())
+		_ = tx.Rollback() // why it did not commit says more
+		return failure(err)
 	}
 	return nil
 }
 
 // sync brings to disk what has been committed.
-func (w *rewriter) sync() error { return w.im.db.Sync() }
+func (w *rewriter) sync() error {
+	if err := boltfile.SyncDB(w.im.db); err != nil {
+		return failure(err)
+	}
+	return nil
+}
 
 // close finishes the file: it is complete and on disk. The state has been put.
 func (w *rewriter) close() error {

@@ -46,7 +46,9 @@ func (s *Store) swapFile(newPath, park string) error {
 		err = fmt.Errorf("it is another store's: %w", storage.ErrCorrupt)
 	}
 	if err == nil && park != "" {
-		err = parkFile(im.path, park)
+		if err = parkFile(im.path, park); err != nil {
+			err = failure(err)
+		}
 	}
 	if err != nil {
 		return fail(errors.Join(err, next.close()))
@@ -56,7 +58,7 @@ func (s *Store) swapFile(newPath, park string) error {
 		return s.swapClosed(next, newPath)
 	}
 	if err := boltfile.Rename(newPath, im.path); err != nil {
-		return fail(errors.Join(err, next.close()))
+		return fail(errors.Join(failure(err), next.close()))
 	}
 	syncErr := boltfile.SyncDir(filepath.Dir(im.path))
 	im.mu.Lock()

@@ -116,6 +116,12 @@ func SyncDir(dir string) error {
 	return do(OpSyncDir, dir, "", func() error { return syncDir(dir) })
 }
 
+// SyncDB brings to disk what has been committed to a database whose
+// transactions do not (bbolt's NoSync and NoGrowSync).
+func SyncDB(db *bbolt.DB) error {
+	return do(OpSync, db.Path(), "", db.Sync)
+}
+
 // Sync makes the contents and the length of an open file durable.
 func Sync(f *os.File) error {
 	return do(OpSync, f.Name(), "", func() error { return datasync(f) })
