@@ -409,10 +409,12 @@ func (im *image) putPosts(b *bbolt.Bucket, id, base uint64, seqs []uint64, mem *
 	return b.Put(key, im.post.finish(key, v))
 }
 
-// encodeState encodes what is known of the store as a whole.
+// encodeState encodes what is known of the store as a whole: LSN, messages,
+// octets, first, its time, last, its time, the next subject's id, subjects,
+// spans, and of each span first and last-first.
 func encodeState(lsn storage.LSN, st storage.State, nextID uint64, spans []table.Span) []byte {
 	v := appendNumbers(make([]byte, overhead, 128), uint64(lsn), st.Msgs, st.Bytes, st.First, uint64(st.FirstTime),
-		st.Last, uint64(st.LastTime), nextID, uint64(len(spans)))
+		st.Last, uint64(st.LastTime), nextID, uint64(st.Subjects), uint64(len(spans)))
 	for _, s := range spans {
 		v = appendNumbers(v, s.First, s.Last-s.First)
 	}
@@ -420,8 +422,12 @@ func encodeState(lsn storage.LSN, st storage.State, nextID uint64, spans []table
 }
 
 func decodeState(c []byte) (lsn storage.LSN, st storage.State, nextID uint64, spans []table.Span, err error) {
-	var l, firstTime, lastTime, n uint64
-	c, err = decodeNumbers(c, &l, &st.Msgs, &st.Bytes, &st.First, &firstTime, &st.Last, &lastTime, &nextID, &n)
+	var l, firstTime, lastTime, subjects, n uint64
+	c, err = decodeNumbers(c, &l, &st.Msgs, &st.Bytes, &st.First, &firstTime, &st.Last, &lastTime, &nextID, &subjects, &n)
+	if subjects > st.Msgs {
+		err = errors.Join(err, errLayout)
+	}
+	st.Subjects = int(subjects)
 	st.FirstTime, st.LastTime = int64(firstTime), int64(lastTime)
 	for ; err == nil && n > 0; n-- {
 		var s table.Span
@@ -457,6 +463,9 @@ func (s *Store) Checkpoint() error {
 	}
 	if im.failed.Load() {
 		return fail(storage.ErrFailed)
+	}
+	if err := table.Broken(s.Table); err != nil {
+		return fail(err)
 	}
 	if s.written != f {
 		if err := s.writeOrMend(f); err != nil {

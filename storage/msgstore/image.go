@@ -414,6 +414,71 @@ func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta
 	return dst, through, nil
 }
 
+// Subject implements table.Image.
+func (im *image) Subject(name string) (s table.Subject, ok bool, err error) {
+	err = im.view(func(tx *bbolt.Tx) (err error) {
+		c := tx.Bucket(bucketSubj).Cursor()
+		k, v := c.Seek([]byte(name))
+		if ok = string(k) == name; ok {
+			s, err = im.decodeSubject(k, v)
+			return err
+		}
+		// That there is none is believed if its neighbours are what they should
+		// be: a key that is damaged is one of them.
+		if err := im.neighbour(k, v, name, 1); err != nil {
+			return err
+		}
+		if k != nil {
+			k, v = c.Prev()
+		} else {
+			k, v = c.Last()
+		}
+		return im.neighbour(k, v, name, -1)
+	})
+	if err != nil {
+		return s, false, fmt.Errorf("read %s: %w", im.path, err)
+	}
+	return s, ok, nil
+}
+
+// neighbour checks a summary that stands before (order -1) or behind (1) the
+// place where that of name would be, if there is one.
+func (im *image) neighbour(k, v []byte, name string, order int) error {
+	if k == nil {
+		return nil
+	}
+	if strings.Compare(string(k), name) != order {
+		return im.corruptIndex("summaries of the subjects", fmt.Errorf("%q stands in the place of %q", k, name))
+	}
+	_, err := im.decodeSubject(k, v)
+	return err
+}
+
+// SubjectsAfter implements table.Image.
+func (im *image) SubjectsAfter(name string, n int, dst []table.Subject) ([]table.Subject, error) {
+	had := len(dst)
+	err := im.view(func(tx *bbolt.Tx) error {
+		dst = dst[:had]
+		c := tx.Bucket(bucketSubj).Cursor()
+		k, v := c.Seek([]byte(name))
+		if k != nil && string(k) == name {
+			k, v = c.Next()
+		}
+		for ; k != nil && len(dst)-had < n; k, v = c.Next() {
+			s, err := im.decodeSubject(k, v)
+			if err != nil {
+				return err
+			}
+			dst = append(dst, s)
+		}
+		return nil
+	})
+	if err != nil {
+		return dst[:had], fmt.Errorf("read %s: %w", im.path, err)
+	}
+	return dst, nil
+}
+
 // block is a cursor over the blocks of postings of one subject.
 type block struct {
 	c    *bbolt.Cursor

@@ -66,14 +66,8 @@ func (im *image) inspect() (Info, error) {
 			return err
 		}
 		var err error
-		if info.Applied, info.State, _, _, err = im.readState(tx); err != nil {
-			return err
-		}
-		c := tx.Bucket(bucketSubj).Cursor()
-		for k, _ := c.First(); k != nil; k, _ = c.Next() {
-			info.State.Subjects++
-		}
-		return nil
+		info.Applied, info.State, _, _, err = im.readState(tx)
+		return err
 	})
 	if err != nil {
 		return info, fmt.Errorf("inspect message store: %w", err)
@@ -276,6 +270,9 @@ func (v *verification) messages(tx *bbolt.Tx) error {
 	}
 	if msgs != st.Msgs || bytes != st.Bytes {
 		v.found(im.corruptIndex("summary of the store", fmt.Errorf("it says %d messages of %d bytes, there are %d of %d", st.Msgs, st.Bytes, msgs, bytes)))
+	}
+	if len(sums) != st.Subjects {
+		v.found(im.corruptIndex("summary of the store", fmt.Errorf("it says %d subjects, there are %d", st.Subjects, len(sums))))
 	}
 	for name, sum := range sums {
 		s := v.subs[name]

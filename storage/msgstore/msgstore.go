@@ -76,7 +76,13 @@ type Options struct {
 	Inherited bool
 
 	noSync bool // tests only
+	lazy   bool // tests only: no subject is read when opening
 }
+
+// eagerSubjects is up to how many subjects a store takes in when it is opened.
+// With more, each is looked up when it is used, and the whole is looked through
+// beside everything else.
+const eagerSubjects = 4096
 
 // Store implements storage.Store on the file msgs.db of a directory.
 type Store struct {
@@ -91,6 +97,9 @@ type Store struct {
 	// failed after that. Guarded by checkpoint.
 	written table.Frozen
 
+	audits   sync.WaitGroup
+	auditing atomic.Bool // to go on
+
 	compacting sync.Mutex // one at a time
 	compacted  atomic.Pointer[compacted]
 	floor      Floor // last written; guarded by checkpoint
@@ -104,7 +113,8 @@ var _ storage.Store = (*Store)(nil)
 // storage.ErrCorrupt if msgs.db is not a message store or damaged beyond use,
 // or a *StaleError, which is that too, if it is older than it has been. Making
 // a new one fails with storage.ErrFailed unless space is wanting.
-// It reads summaries, not messages.
+// It reads no messages, and of the subjects' summaries no more than a few
+// thousand, however many there are.
 func Open(dir string, o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -160,12 +170,12 @@ func Open(dir string, o Options) (*Store, error) {
 	s := &Store{image: newImage(path, db), log: o.Log, noSync: o.noSync, floor: floor}
 	s.Table = table.New(s.image, path)
 	if err = boltfile.CheckBranches(db); err == nil {
-		err = s.load()
+		err = s.load(o.lazy)
 	}
 	if errors.Is(err, errDamagedIndex) {
 		if err = s.rebuild(err); err == nil {
 			s.Table = table.New(s.image, path)
-			err = s.load()
+			err = s.load(o.lazy)
 		}
 	}
 	if err == nil && floorErr == nil {
@@ -181,6 +191,10 @@ func Open(dir string, o Options) (*Store, error) {
 		if err := boltfile.Remove(left); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.log.Warn("What a checkpoint that was cut short has left could not be removed.", "file", left, "error", err)
 		}
+	}
+	if st := s.State(); st.Subjects > eagerSubjects && !o.lazy {
+		s.auditing.Store(true)
+		s.audits.Go(s.audit)
 	}
 	return s, nil
 }
@@ -234,9 +248,11 @@ func layout(uid [16]byte) func(tx *bbolt.Tx) error {
 	}
 }
 
-// load fills the table with what the file says it holds.
-func (s *Store) load() error {
+// load fills the table with what the file says it holds; lazy leaves out all
+// subjects, whatever their number.
+func (s *Store) load(lazy bool) error {
 	im := s.image
+	var subjects int
 	err := im.view(func(tx *bbolt.Tx) error {
 		if err := im.identify(tx); err != nil {
 			return err
@@ -246,22 +262,59 @@ func (s *Store) load() error {
 			return err
 		}
 		s.applied.Store(uint64(lsn))
+		subjects = st.Subjects
 		table.Restore(s.Table, st, nextID, spans)
 		if err := s.loadPages(tx); err != nil {
 			return err
 		}
-		if err := s.loadSubjects(tx); err != nil {
-			return err
-		}
 		if !table.Consistent(s.Table) {
-			return im.corruptIndex("summaries of the subjects", fmt.Errorf("%w: they do not add up", errDamagedIndex))
+			return im.corruptIndex("index of deleted messages", fmt.Errorf("%w: it leaves another number of messages", errDamagedIndex))
 		}
 		return nil
 	})
+	if err == nil && subjects <= eagerSubjects && !lazy {
+		if err = table.Complete(s.Table); errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, errDamagedIndex) {
+			err = fmt.Errorf("%w: %w", errDamagedIndex, err)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("open message store: %w", err)
 	}
 	return nil
+}
+
+// audit looks through the summaries of the subjects, which have not been taken
+// in: one that is missing would not be missed otherwise.
+func (s *Store) audit() {
+	im := s.image
+	err := im.view(func(tx *bbolt.Tx) error {
+		_, st, _, _, err := im.readState(tx)
+		if err != nil {
+			return err
+		}
+		var sum storage.State
+		c := tx.Bucket(bucketSubj).Cursor()
+		for k, v := c.First(); k != nil; k, v = c.Next() {
+			if !s.auditing.Load() {
+				return nil
+			}
+			sub, err := im.decodeSubject(k, v)
+			if err != nil {
+				return err
+			}
+			sum.Subjects++
+			sum.Msgs += sub.Msgs
+			sum.Bytes += sub.Bytes
+		}
+		if sum.Subjects != st.Subjects || sum.Msgs != st.Msgs || sum.Bytes != st.Bytes {
+			return im.corruptIndex("summaries of the subjects", fmt.Errorf("%w: they do not add up", errDamagedIndex))
+		}
+		return nil
+	})
+	if errors.Is(err, storage.ErrCorrupt) {
+		s.log.Error("The summaries of a message store's subjects are damaged.", "error", err)
+		table.Break(s.Table, err)
+	}
 }
 
 // identify checks that the file is a message store and reads whose.
@@ -295,18 +348,6 @@ func (s *Store) loadPages(tx *bbolt.Tx) error {
 		table.AddPage(s.Table, no, p)
 	}
 	return first
-}
-
-func (s *Store) loadSubjects(tx *bbolt.Tx) error {
-	c := tx.Bucket(bucketSubj).Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
-		sub, err := s.image.decodeSubject(k, v)
-		if err != nil {
-			return err
-		}
-		table.AddSubject(s.Table, sub)
-	}
-	return nil
 }
 
 // Applied returns the LSN that the file reflects; see storage.Store.
@@ -345,6 +386,8 @@ func (s *Store) KVs(prefix string, fn func(key string, value []byte) error) erro
 // Close releases the file without a checkpoint; it waits for one that runs.
 func (s *Store) Close() error {
 	s.Table.Close()
+	s.auditing.Store(false)
+	s.audits.Wait()
 	s.checkpoint.Lock()
 	defer s.checkpoint.Unlock()
 	if err := s.image.close(); err != nil {

@@ -15,9 +15,12 @@ import (
 
 func TestStore(t *testing.T) {
 	root := t.TempDir()
-	var n atomic.Int64
+	var n, opened atomic.Int64
 	storetest.Run(t, storetest.Harness{
-		Open:    func(dir string) (storage.Store, error) { return Open(dir, Options{noSync: true}) },
+		Open: func(dir string) (storage.Store, error) {
+			// Every other time subjects are looked up when they are used.
+			return Open(dir, Options{noSync: true, lazy: opened.Add(1)%2 == 0})
+		},
 		Dir:     func() string { return filepath.Join(root, strconv.FormatInt(n.Add(1), 10)) },
 		Durable: true,
 	})

@@ -189,6 +189,7 @@ func (s *Store) rebuild(cause error) error {
 				return err
 			}
 		}
+		st.Subjects = len(subs)
 		return im.putState(tx, lsn, st, nextID, spans)
 	})
 	if err != nil {

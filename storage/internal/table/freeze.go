@@ -189,6 +189,7 @@ func (f Frozen) Thaw() {
 			}
 			if s.msgs == 0 && s.gen == f.s.gen && t.subjects[s.name] == s {
 				delete(t.subjects, s.name)
+				t.thaws++
 			}
 		}
 		t.mu.Unlock()
@@ -199,22 +200,16 @@ func (f Frozen) Thaw() {
 	t.mu.Unlock()
 }
 
-// Restore fills an empty table with what the image says it holds. Subjects
-// and pages are added by AddSubject and AddPage before any other use.
+// Restore fills an empty table with what the image says it holds. Pages are
+// added by AddPage before any other use; subjects are looked up when they are
+// used.
 func Restore(t *Table, st storage.State, nextID uint64, spans []Span) {
 	t.msgs, t.bytes, t.first, t.firstTime = st.Msgs, st.Bytes, st.First, st.FirstTime
 	t.last, t.lastTime = st.Last, st.LastTime
 	t.gone.spans = spans
 	t.nextID = nextID
+	t.live, t.complete = st.Subjects, st.Msgs == 0
 	t.active = t.newSet(t.last + 1)
-}
-
-// AddSubject adds a subject that the image holds messages of.
-func AddSubject(t *Table, v Subject) {
-	s := &subj{name: v.Name, id: v.ID, sums: sums{v.Msgs, v.Bytes, v.First, v.Last}}
-	t.subjects[v.Name] = s
-	t.list = append(t.list, s)
-	t.live++
 }
 
 // AddPage adds a page of sequences without messages.
@@ -241,15 +236,7 @@ func AddGap(pages map[uint64]*Page, spans []Span, from, to uint64) []Span {
 }
 
 // Consistent reports whether what has been added to a restored table adds up:
-// as many messages as the subjects have and as sequences are not gone.
+// as many messages as sequences that are not gone.
 func Consistent(t *Table) bool {
-	var msgs, bytes uint64
-	for _, s := range t.list {
-		msgs += s.msgs
-		bytes += s.bytes
-	}
-	if msgs != t.msgs || bytes != t.bytes {
-		return false
-	}
 	return t.msgs == 0 || t.last+1-t.first-t.gone.count(t.first, t.last) == t.msgs
 }

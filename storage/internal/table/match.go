@@ -97,27 +97,39 @@ func (c *matchCache) setAhead(key string, from, through uint64, seqs []uint64) {
 
 // match returns the subjects that f selects, some perhaps without messages.
 // It takes the lock itself.
-func (t *Table) match(f storage.Filter) []*subj {
-	t.mu.RLock()
-	list, gen := t.list, t.listGen
+func (t *Table) match(f storage.Filter) ([]*subj, error) {
 	var literals [1]*subj
 	subs := literals[:0]
+	whole := len(f.Patterns) == 0
 	for _, p := range f.Patterns {
-		if !storage.HasWildcard(p) {
-			if s := t.subjects[p]; s != nil {
-				subs = append(subs, s)
-			}
+		if storage.HasWildcard(p) {
+			whole = true
+			continue
+		}
+		s, err := t.find(p)
+		if err != nil {
+			return nil, err
+		}
+		if s != nil {
+			subs = append(subs, s)
 		}
 	}
+	if whole {
+		if err := t.all(); err != nil {
+			return nil, err
+		}
+	}
+	t.mu.RLock()
+	list, gen := t.list, t.listGen
 	t.mu.RUnlock()
 	wild := 0
 	if len(f.Patterns) == 0 {
-		return list
+		return list, nil
 	}
 	for _, p := range f.Patterns {
 		switch {
 		case p == "":
-			return list
+			return list, nil
 		case storage.HasWildcard(p):
 			wild++
 			more := t.matches.selected(p, list, gen)
@@ -129,7 +141,7 @@ func (t *Table) match(f storage.Filter) []*subj {
 		}
 	}
 	if wild == len(f.Patterns) && wild == 1 || len(subs) < 2 {
-		return subs
+		return subs, nil
 	}
 	seen := make(map[*subj]struct{}, len(subs))
 	out := make([]*subj, 0, len(subs))
@@ -139,16 +151,20 @@ func (t *Table) match(f storage.Filter) []*subj {
 			out = append(out, s)
 		}
 	}
-	return out
+	return out, nil
 }
 
 // matchLocked is match for one pattern, by the writer who holds the lock.
-func (t *Table) matchLocked(pattern string) []*subj {
+func (t *Table) matchLocked(pattern string) ([]*subj, error) {
 	if storage.HasWildcard(pattern) {
-		return t.matches.selected(pattern, t.list, t.listGen)
+		if err := t.allLocked(); err != nil {
+			return nil, err
+		}
+		return t.matches.selected(pattern, t.list, t.listGen), nil
 	}
-	if s := t.subjects[pattern]; s != nil {
-		return []*subj{s}
+	s, err := t.lookup(pattern)
+	if s == nil || err != nil {
+		return nil, err
 	}
-	return nil
+	return []*subj{s}, nil
 }

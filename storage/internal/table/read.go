@@ -315,7 +315,10 @@ func (t *Table) collect(f storage.Filter, from uint64) (seqs []uint64, through u
 	t.mu.RLock()
 	through = t.last
 	t.mu.RUnlock()
-	subs := t.match(f)
+	subs, err := t.match(f)
+	if err != nil {
+		return nil, 0, err
+	}
 	n := max(lookAhead/max(len(subs), 1), 8)
 	for _, s := range subs {
 		had := len(seqs)
@@ -410,7 +413,10 @@ func (t *Table) lastSeq(pattern string, upto uint64) (uint64, error) {
 		}
 		return 0, storage.ErrNotFound
 	}
-	subs := t.match(storage.Filter{Patterns: []string{pattern}})
+	subs, err := t.match(storage.Filter{Patterns: []string{pattern}})
+	if err != nil {
+		return 0, err
+	}
 	t.mu.RLock()
 	if t.closed {
 		t.mu.RUnlock()
@@ -566,9 +572,12 @@ func (t *Table) keepExisting(msgs []storage.Message, from, through uint64) (kept
 
 // Subject returns the summary of one subject; see storage.Store.
 func (t *Table) Subject(subject string) (storage.SubjectState, bool) {
+	s, err := t.find(subject)
+	if err != nil {
+		return storage.SubjectState{}, false // whatever follows from that will not be stored
+	}
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	s := t.subjects[subject]
 	if s == nil || s.msgs == 0 {
 		return storage.SubjectState{}, false
 	}
@@ -581,7 +590,10 @@ func (t *Table) Subjects(pattern string, fn func(string, storage.SubjectState) b
 		name string
 		st   storage.SubjectState
 	}
-	subs := t.match(storage.Filter{Patterns: []string{pattern}})
+	subs, err := t.match(storage.Filter{Patterns: []string{pattern}})
+	if err != nil {
+		return
+	}
 	var buf [64]entry
 	for len(subs) > 0 {
 		part := subs[:min(len(buf), len(subs))]
@@ -620,7 +632,10 @@ func (t *Table) NumPending(f storage.Filter, seq uint64) uint64 {
 	}
 	var n uint64
 	var part []*subj
-	subs := t.match(f)
+	subs, err := t.match(f)
+	if err != nil {
+		return 0 // reading will say why
+	}
 	t.mu.RLock()
 	for _, s := range subs {
 		switch {

@@ -14,7 +14,7 @@ type Knowledge struct {
 	Pages  map[uint64]*Page
 	Spans  []Span
 	NextID uint64
-	IDs    map[string]uint64 // of subjects
+	IDs    map[string]uint64 // of subjects, as far as they are in memory
 }
 
 // Know returns what t knows.
@@ -81,6 +81,8 @@ func Rebase(t, fresh *Table, lsn storage.LSN, lost []storage.Span) ([]storage.Sp
 	t.msgs, t.bytes, t.first, t.last = fresh.msgs, fresh.bytes, fresh.first, fresh.last
 	t.firstTime, t.lastTime = fresh.firstTime, fresh.lastTime
 	t.gone, t.live, t.subjects, t.list = fresh.gone, fresh.live, fresh.subjects, fresh.list
+	t.complete, t.broken = fresh.complete, nil
+	t.thaws++
 	t.listGen++
 	t.nextID = max(t.nextID, fresh.nextID)
 	t.gen, t.active, t.frozen = fresh.gen, fresh.active, fresh.frozen
@@ -144,13 +146,19 @@ func (t *Table) overlay(s *set, first, last uint64, lastTime int64) error {
 			if seq > t.last+1 {
 				t.skip(seq - 1)
 			}
-			if t.subjects[sl.subj.name] == nil {
+			had, err := t.lookup(sl.subj.name)
+			if err != nil {
+				return err
+			}
+			if had == nil {
 				n := &subj{name: sl.subj.name, id: sl.subj.id, recent: make([]uint64, 0, 2)}
 				t.subjects[n.name] = n
 				t.list = append(t.list, n)
 				t.nextID = max(t.nextID, n.id+1)
 			}
-			t.append(sl.message(seq))
+			if _, err := t.append(sl.message(seq)); err != nil {
+				return err
+			}
 		}
 	}
 	t.skip(last)

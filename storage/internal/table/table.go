@@ -57,6 +57,12 @@ type Image interface {
 	// id, ascending and at least n if there are as many; through says up to
 	// where the answer is complete (End: there are no more).
 	Posts(id, from uint64, n int, dst []uint64) (seqs []uint64, through uint64, err error)
+	// Subject returns the summary of the subject of that name, false if it holds
+	// none. An error that is storage.ErrCorrupt says that nobody knows.
+	Subject(name string) (s Subject, ok bool, err error)
+	// SubjectsAfter appends to dst, in the order of names, the n subjects whose
+	// names come after the given one, or as many as there are.
+	SubjectsAfter(name string, n int, dst []Subject) ([]Subject, error)
 	// PostsBefore appends, ascending, some of the subject's highest sequences
 	// up to upto; down says down to where the answer is complete (0: there
 	// are none below).
@@ -79,8 +85,15 @@ type Table struct {
 	gone      gone
 	live      int // subjects with messages
 	subjects  map[string]*subj
-	// list holds all of subjects and some that are no longer, in order of
-	// creation; it is only appended to within a list generation, so that
+	// complete says that subjects has all that there are; thaws counts how often
+	// some have been dropped, broken is why nothing may be changed. loading is
+	// held while the rest is taken in.
+	complete bool
+	thaws    uint64
+	broken   error
+	loading  sync.Mutex
+	// list holds all of subjects and some that are no longer, in the order in
+	// which they came; it is only appended to within a list generation, so that
 	// matching can go over a snapshot of it without the lock.
 	list    []*subj
 	listGen uint64
@@ -104,6 +117,7 @@ func New(image Image, path string) *Table {
 		image:    image,
 		first:    1,
 		subjects: make(map[string]*subj),
+		complete: true,
 		nextID:   1,
 		gen:      1,
 	}
@@ -180,22 +194,25 @@ func (t *Table) state() storage.State {
 func (t *Table) Append(m storage.Message) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return 0, storage.ErrClosed
+	if err := t.writable(); err != nil {
+		return 0, err
 	}
 	if len(m.Subject) == 0 || len(m.Subject) > storage.MaxSubject {
 		return 0, fmt.Errorf("store message: a subject of %d octets, allowed are 1 to %d", len(m.Subject), storage.MaxSubject)
 	}
-	return t.append(m), nil
+	return t.append(m)
 }
 
-func (t *Table) append(m storage.Message) uint64 {
+func (t *Table) append(m storage.Message) (uint64, error) {
+	s, err := t.lookup(m.Subject)
+	if err != nil {
+		return 0, err
+	}
 	seq := t.last + 1
 	if m.Seq > seq {
 		t.skip(m.Seq - 1)
 		seq = m.Seq
 	}
-	s := t.subjects[m.Subject]
 	if s == nil {
 		s = &subj{name: strings.Clone(m.Subject), id: t.nextID, recent: make([]uint64, 0, 2)}
 		t.nextID++
@@ -224,7 +241,7 @@ func (t *Table) append(m storage.Message) uint64 {
 	t.msgs++
 	t.bytes += size
 	t.last, t.lastTime = seq, m.Time
-	return seq
+	return seq, nil
 }
 
 // Skip assigns sequences without messages; see storage.Store.
@@ -254,8 +271,8 @@ func (t *Table) skip(seq uint64) {
 func (t *Table) Remove(seq uint64) (uint64, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return 0, storage.ErrClosed
+	if err := t.writable(); err != nil {
+		return 0, err
 	}
 	return t.remove(seq)
 }
@@ -505,10 +522,16 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	s := t.subjects[m.Subject]
-	if m.Err == nil && s != nil {
-		return s, m.Size, nil
+	if m.Err == nil {
+		s, err := t.lookup(m.Subject)
+		if err != nil || s != nil {
+			return s, m.Size, err
+		}
 	}
+	if err := t.allLocked(); err != nil {
+		return nil, 0, err
+	}
+	s := t.subjects[m.Subject]
 	// The message is damaged, and must be removable all the same. Whose it
 	// is, the postings know.
 	has := func(s *subj) (bool, error) {
@@ -538,10 +561,15 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 
 // Purge deletes messages; see storage.Store.
 func (t *Table) Purge(pattern string, upto, keep uint64) (uint64, error) {
+	if pattern != "" && pattern != ">" && storage.HasWildcard(pattern) {
+		if err := t.all(); err != nil {
+			return 0, fmt.Errorf("purge: %w", err)
+		}
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return 0, storage.ErrClosed
+	if err := t.writable(); err != nil {
+		return 0, err
 	}
 	if t.msgs == 0 {
 		return 0, nil
@@ -552,7 +580,10 @@ func (t *Table) Purge(pattern string, upto, keep uint64) (uint64, error) {
 	if pattern == "" || pattern == ">" {
 		return t.purgeFront(upto, keep)
 	}
-	subs := t.matchLocked(pattern)
+	subs, err := t.matchLocked(pattern)
+	if err != nil {
+		return 0, fmt.Errorf("purge: %w", err)
+	}
 	var whole []*subj // purged altogether
 	var part []*subj
 	for _, s := range subs {
@@ -628,6 +659,8 @@ func (t *Table) purgeAll() uint64 {
 	t.first, t.firstTime = t.last+1, 0
 	t.gone = gone{}
 	t.subjects = make(map[string]*subj)
+	t.complete = true // whatever the image has
+	t.thaws++
 	t.list = nil
 	t.listGen++
 	t.front = nil
