@@ -161,7 +161,7 @@ func TestDamageAtRunTime(t *testing.T) {
 	n := startNode(t, dir, func(o *Options) {
 		o.salvage = func(dir string) (msgstore.RepairReport, error) {
 			path := filepath.Join(dir, msgstore.FileName)
-			return msgstore.RepairReport{File: path, Lost: []storage.Span{{First: 7, Last: 8}}, Parked: "there"},
+			return msgstore.RepairReport{File: path, Lost: []storage.Span{{First: 1990, Last: 1991}}, Parked: "there"},
 				os.WriteFile(path, *saved.Load(), 0o600)
 		}
 	})
@@ -208,13 +208,13 @@ func TestDamageAtRunTime(t *testing.T) {
 	if err := json.Unmarshal(ev.Data, &adv); err != nil {
 		t.Fatal(err)
 	}
-	if adv.Type != api.AdvisoryStreamDamaged || adv.Stream != "A" || adv.LostMsgs != 2 || fmt.Sprint(adv.Lost) != "[{7 8}]" || adv.Quarantined {
+	if adv.Type != api.AdvisoryStreamDamaged || adv.Stream != "A" || adv.LostMsgs != 2 || fmt.Sprint(adv.Lost) != "[{1990 1991}]" || adv.Quarantined {
 		t.Fatalf("%+v", adv)
 	}
 	if st := n.e.Damage(); st.Repairs != 1 || st.LostMsgs != 2 || st.Quarantines != 0 {
 		t.Fatalf("%+v", st)
 	}
-	if got := s.Lost(0); fmt.Sprint(got) != "[{7 8}]" {
+	if got := s.Lost(0); fmt.Sprint(got) != "[{1990 1991}]" {
 		t.Fatalf("lost are %v", got)
 	}
 	must(js.Publish(ctx, "b", nil))
@@ -224,7 +224,7 @@ func TestDamageAtRunTime(t *testing.T) {
 	if st := s.State(); st.Msgs != 100 || st.Last != 2006 {
 		t.Fatalf("after a restart: %+v", st)
 	}
-	if got := s.Lost(0); fmt.Sprint(got) != "[{7 8}]" {
+	if got := s.Lost(0); fmt.Sprint(got) != "[{1990 1991}]" {
 		t.Fatalf("lost are %v after a restart", got)
 	}
 }

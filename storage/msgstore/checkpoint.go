@@ -2,7 +2,6 @@ package msgstore
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -58,11 +57,14 @@ func (a *arena) reset() { a.free, a.next = nil, 0 }
 
 // writer is a checkpoint under way.
 type writer struct {
-	im  *image
-	f   table.Frozen
-	st  storage.State // what the file will say
-	mem arena
-	cur table.Cursor
+	im    *image
+	f     table.Frozen
+	st    storage.State // what the file will say
+	apart bool          // the file is one that nobody looks at yet
+	mem   arena
+	bytes int // that the transaction adds, about
+	subs  subjectWriter
+	cur   table.Cursor
 	// m is the message that cur has returned last and no chunk holds yet.
 	m    storage.Message
 	more bool
@@ -86,14 +88,21 @@ func (o *open) chunkBytes() int {
 // write brings what the next transaction takes into it, and reports whether it
 // was the last: that one moves the state, and with it everything that is derived
 // from the messages. What the ones before have added lies above the state's
-// last sequence, where nobody looks, and which is dropped by the next
-// checkpoint if this one does not get that far.
+// last sequence, where nobody looks, and is dropped by the next checkpoint if
+// this one does not get that far; or it is staged, see subjects.go.
 func (w *writer) write(tx *bbolt.Tx) (done bool, err error) {
+	w.bytes = 0
 	if err := w.addMessages(tx); err != nil || w.more {
 		return false, err
 	}
+	if err := w.prepareSubjects(); err != nil {
+		return false, err
+	}
+	if ok, err := w.sliceSubjects(tx); err != nil || !ok {
+		return false, err
+	}
 	im, f := w.im, w.f
-	if f.Purged() {
+	if f.Purged() && !w.apart {
 		for _, b := range [][]byte{bucketSubj, bucketPost, bucketGone} {
 			if err := empty(tx, b); err != nil {
 				return false, err
@@ -106,7 +115,7 @@ func (w *writer) write(tx *bbolt.Tx) (done bool, err error) {
 	if err := im.writePages(tx, f.Pages(), &w.mem); err != nil {
 		return false, err
 	}
-	if err := im.writeSubjects(tx, f, &w.mem); err != nil {
+	if err := w.writeSubjects(tx); err != nil {
 		return false, err
 	}
 	if err := im.noteSparse(tx, f); err != nil {
@@ -129,14 +138,13 @@ func (w *writer) addMessages(tx *bbolt.Tx) error {
 	b := tx.Bucket(bucketMsgs)
 	// Sequences only rise: full leaves never have to be split again.
 	b.FillPercent = 1
-	bytes := 0
 	put := func() error {
 		v := w.b.appendTo(w.mem.take(w.b.size()))
-		bytes += len(v)
+		w.bytes += len(v)
 		return b.Put(seqKey(w.b.base), v)
 	}
 	w.b.n = 0
-	for w.more && bytes < w.im.slice {
+	for w.more && w.bytes < w.im.slice {
 		size := recordSize(&w.m)
 		if w.b.n > 0 && !w.b.fits(w.m.Seq, size) {
 			if err := put(); err != nil {
@@ -292,116 +300,6 @@ func (im *image) writePages(tx *bbolt.Tx, pages map[uint64]*table.Page, mem *are
 	return nil
 }
 
-// writeSubjects brings summaries and postings up to date.
-func (im *image) writeSubjects(tx *bbolt.Tx, f table.Frozen, mem *arena) error {
-	subj := tx.Bucket(bucketSubj)
-	posts := tx.Bucket(bucketPost)
-	subj.FillPercent, posts.FillPercent = 0.9, 0.8
-	type changed struct {
-		table.Subject
-		seqs []uint64 // added
-	}
-	seqs, ends := f.Added()
-	subs := make([]changed, 0, len(ends))
-	from := 0
-	if err := f.Subjects(func(s table.Subject) error {
-		end := ends[len(subs)]
-		subs = append(subs, changed{s, seqs[from:end]})
-		from = end
-		return nil
-	}); err != nil {
-		return err
-	}
-	// In the order of the keys: bbolt keeps what a transaction adds to a leaf in
-	// one slice, and inserting all over a long one is quadratic. Of two of the
-	// same name the later, whose id is higher, comes last.
-	order := make([]*changed, len(subs))
-	for i := range subs {
-		order[i] = &subs[i]
-	}
-	slices.SortFunc(order, func(a, b *changed) int {
-		if c := strings.Compare(a.Name, b.Name); c != 0 {
-			return c
-		}
-		return cmp.Compare(a.ID, b.ID)
-	})
-	for _, s := range order {
-		var err error
-		if s.Msgs == 0 {
-			err = subj.Delete([]byte(s.Name))
-		} else {
-			err = im.putSubject(subj, s.Subject, mem)
-		}
-		if err != nil {
-			return fmt.Errorf("subject %q: %w", s.Name, err)
-		}
-	}
-	if im.badPosts.Load() {
-		return im.rebuildPosts(tx, f.State())
-	}
-	slices.SortFunc(order, func(a, b *changed) int { return cmp.Compare(a.ID, b.ID) })
-	var scratch []uint64
-	for _, s := range order {
-		if err := im.writePosts(posts, s.Subject, s.seqs, mem, &scratch); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// writePosts drops the blocks of a subject that lie below its first message
-// and appends seqs.
-func (im *image) writePosts(b *bbolt.Bucket, s table.Subject, seqs []uint64, mem *arena, scratch *[]uint64) error {
-	first := s.First
-	if s.Msgs == 0 {
-		first = table.End
-	}
-	cur := &block{c: b.Cursor(), id: s.ID}
-	var drop [][]byte
-	for ok := cur.at(0); ok; {
-		key := cur.k
-		if ok = cur.next(); ok && cur.base() <= first || !ok && s.Msgs == 0 {
-			drop = append(drop, bytes.Clone(key))
-		} else if ok {
-			break
-		}
-	}
-	if len(seqs) > 0 && cur.at(table.End) && cur.base() <= seqs[0] {
-		old, err := im.posts(cur, (*scratch)[:0])
-		if err != nil {
-			return err
-		}
-		// What is below the first is gone: a subject that never has but a few
-		// messages has but a few postings.
-		n, _ := slices.BinarySearch(old, first)
-		if kept := old[n:]; len(kept) < blockPosts {
-			n := min(len(seqs), blockPosts-len(kept))
-			kept = append(kept, seqs[:n]...)
-			seqs = seqs[n:]
-			if kept[0] != cur.base() {
-				drop = append(drop, bytes.Clone(cur.k))
-			}
-			if err := im.putPosts(b, s.ID, kept[0], kept, mem); err != nil {
-				return err
-			}
-		}
-		*scratch = old
-	}
-	for len(seqs) > 0 {
-		n := min(len(seqs), blockPosts)
-		if err := im.putPosts(b, s.ID, seqs[0], seqs[:n], mem); err != nil {
-			return err
-		}
-		seqs = seqs[n:]
-	}
-	for _, k := range drop {
-		if err := b.Delete(k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (im *image) putPosts(b *bbolt.Bucket, id, base uint64, seqs []uint64, mem *arena) error {
 	key := binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(mem.take(16), id), base)
 	// Most distances are small; append copes with the rest.
@@ -488,6 +386,18 @@ func (s *Store) Checkpoint() error {
 	s.applied.Store(uint64(f.LSN()))
 	f.Thaw()
 	again := false
+	for w := s.after; err == nil && w != nil && !s.Closed(); {
+		again = true
+		var done bool
+		err = im.update(func(tx *bbolt.Tx) (err error) {
+			done, err = w.dropSubjects(tx)
+			return err
+		})
+		if w.mem.reset(); done {
+			break
+		}
+	}
+	s.after = nil // what is left of it, the next checkpoint finds
 	for err == nil && r.more && !s.Closed() {
 		again = true
 		err = r.slice()
@@ -538,6 +448,9 @@ func (s *Store) writeFrozen(f table.Frozen) error {
 // writeInto brings the frozen set into the file, a slice at a time.
 func (s *Store) writeInto(f table.Frozen) error {
 	im := s.image
+	if err := im.sweep(); err != nil {
+		return err
+	}
 	w := im.newWriter(f)
 	for first, done := true, false; !done; first = false {
 		if err := im.update(func(tx *bbolt.Tx) (err error) {
@@ -552,6 +465,9 @@ func (s *Store) writeInto(f table.Frozen) error {
 			return err
 		}
 		w.mem.reset()
+	}
+	if w.subs.tag != 0 {
+		s.after = w
 	}
 	return nil
 }

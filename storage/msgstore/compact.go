@@ -378,18 +378,24 @@ func (c *compaction) finish() error {
 			return err
 		}
 	}
-	var state []byte
+	var state, staged []byte
 	if err := im.view(func(tx *bbolt.Tx) error {
 		if _, _, _, _, err := im.readState(tx); err != nil {
 			return err
 		}
 		state = bytes.Clone(tx.Bucket(bucketStore).Get(keyState))
+		staged = bytes.Clone(tx.Bucket(bucketStore).Get(keyStaged))
 		return nil
 	}); err != nil {
 		return err
 	}
 	if err := c.w.put(bucketStore, keyState, state); err != nil {
 		return err
+	}
+	if staged != nil {
+		if err := c.w.put(bucketStore, keyStaged, staged); err != nil {
+			return err
+		}
 	}
 	if err := c.w.commit(); err != nil {
 		return err

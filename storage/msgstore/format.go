@@ -23,8 +23,12 @@ import (
 //	        "state"                numbers, see encodeState
 //	        "sparse"               uvarint distances of the bases of chunks of
 //	                               which little lives, if there are any
+//	        "staged"               three uvarints: numbers of the stagings begun, done
+//	                               and cleared up after, see subjects.go
 //	msgs    base u64 BE            several messages: a chunk, see chunk.go
-//	subj    subject                uvarint id, msgs, bytes, first, last-first
+//	subj    subject                uvarint number of the staging (0: none), id, msgs,
+//	                               bytes, first, last-first; of one of a staging the
+//	                               latter five once more, as they were before
 //	post    id u64 BE, base u64 BE uvarint distances: of the first sequence from
 //	                               base, of each further one from the one before
 //	gone    page u64 BE            32 × u64 LE, a bit per sequence without message
@@ -66,6 +70,7 @@ var (
 	keyFile     = []byte("file")
 	keyState    = []byte("state")
 	keySparse   = []byte("sparse")
+	keyStaged   = []byte("staged")
 )
 
 var buckets = [][]byte{bucketStore, bucketMsgs, bucketSubj, bucketPost, bucketGone, bucketKV}

@@ -46,9 +46,16 @@ func FuzzDecode(f *testing.F) {
 	f.Add(appendPosts(nil, 1, []uint64{1, 5, 500}))
 	f.Add(encodeState(1, storage.State{First: 1, Last: 9}, 3, []table.Span{{First: 2, Last: 8}})[overhead:])
 	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1, 'x'})
+	f.Add((&subjEntry{now: table.Subject{ID: 3, Msgs: 2, Bytes: 90, First: 5, Last: 9}}).encode(nil))
+	f.Add((&subjEntry{tag: 7, now: table.Subject{ID: 3}, old: table.Subject{ID: 3, Msgs: 2, Bytes: 90, First: 5, Last: 9}}).encode(nil))
 	f.Fuzz(func(t *testing.T, c []byte) {
 		if seqs, err := decodePosts(c, 1, nil); err == nil && len(seqs) > len(c) {
 			t.Fatalf("%d sequences out of %d octets", len(seqs), len(c))
+		}
+		if e, err := decodeEntry("s", c); err == nil {
+			if again, err := decodeEntry("s", e.encode(nil)); err != nil || again != e {
+				t.Fatalf("%+v became %+v, %v", e, again, err)
+			}
 		}
 		if _, _, _, spans, err := decodeState(c); err == nil && len(spans) > len(c) {
 			t.Fatalf("%d spans out of %d octets", len(spans), len(c))

@@ -17,6 +17,9 @@ import (
 // replaced rather than emptied.
 const freshBytes = 8 << 20
 
+// minSubject is about how many octets writing a subject takes at least.
+const minSubject = 64
+
 func (im *image) freshPath() string { return im.path + ".fresh" }
 
 // worthFresh reports whether nothing of the file will live once f is in it, so
@@ -24,10 +27,10 @@ func (im *image) freshPath() string { return im.path + ".fresh" }
 func (s *Store) worthFresh(f table.Frozen) (ok bool, err error) {
 	im := s.image
 	err = im.view(func(tx *bbolt.Tx) error {
-		if tx.Size() < im.fresh {
-			return nil
+		if ok = f.Purged() && (tx.Size() >= im.fresh || f.Dirty()*minSubject > im.slice); ok {
+			return nil // subjects are staged in what was, not in what is emptied
 		}
-		if ok = f.Purged(); ok {
+		if tx.Size() < im.fresh {
 			return nil
 		}
 		k, v := tx.Bucket(bucketMsgs).Cursor().Last()
@@ -52,6 +55,7 @@ func (s *Store) writeFresh(f table.Frozen) error {
 	if err == nil {
 		if err = s.swapFile(path, ""); err == nil {
 			im.badPosts.Store(false)
+			im.cut.Store(0)
 			return nil
 		}
 	}
@@ -81,6 +85,7 @@ func (s *Store) makeFresh(path string, f table.Frozen) (err error) {
 		return fmt.Errorf("copy keyed state: %w", err)
 	}
 	w := im.newWriter(f)
+	w.apart = true
 	for done := false; !done; {
 		if err := im.update(func(tx *bbolt.Tx) (err error) {
 			done, err = w.write(tx)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,6 +37,9 @@ type image struct {
 	failed atomic.Bool
 	slice  int   // sliceBytes, but in tests
 	fresh  int64 // freshBytes, but in tests
+	// cut is from which sequence on postings are passed over, as they are of a
+	// staging that has not been done; 0 if there is none.
+	cut atomic.Uint64
 	// badPosts says that postings are damaged; the next checkpoint makes them
 	// anew.
 	badPosts atomic.Bool
@@ -414,71 +418,6 @@ func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta
 	return dst, through, nil
 }
 
-// Subject implements table.Image.
-func (im *image) Subject(name string) (s table.Subject, ok bool, err error) {
-	err = im.view(func(tx *bbolt.Tx) (err error) {
-		c := tx.Bucket(bucketSubj).Cursor()
-		k, v := c.Seek([]byte(name))
-		if ok = string(k) == name; ok {
-			s, err = im.decodeSubject(k, v)
-			return err
-		}
-		// That there is none is believed if its neighbours are what they should
-		// be: a key that is damaged is one of them.
-		if err := im.neighbour(k, v, name, 1); err != nil {
-			return err
-		}
-		if k != nil {
-			k, v = c.Prev()
-		} else {
-			k, v = c.Last()
-		}
-		return im.neighbour(k, v, name, -1)
-	})
-	if err != nil {
-		return s, false, fmt.Errorf("read %s: %w", im.path, err)
-	}
-	return s, ok, nil
-}
-
-// neighbour checks a summary that stands before (order -1) or behind (1) the
-// place where that of name would be, if there is one.
-func (im *image) neighbour(k, v []byte, name string, order int) error {
-	if k == nil {
-		return nil
-	}
-	if strings.Compare(string(k), name) != order {
-		return im.corruptIndex("summaries of the subjects", fmt.Errorf("%q stands in the place of %q", k, name))
-	}
-	_, err := im.decodeSubject(k, v)
-	return err
-}
-
-// SubjectsAfter implements table.Image.
-func (im *image) SubjectsAfter(name string, n int, dst []table.Subject) ([]table.Subject, error) {
-	had := len(dst)
-	err := im.view(func(tx *bbolt.Tx) error {
-		dst = dst[:had]
-		c := tx.Bucket(bucketSubj).Cursor()
-		k, v := c.Seek([]byte(name))
-		if k != nil && string(k) == name {
-			k, v = c.Next()
-		}
-		for ; k != nil && len(dst)-had < n; k, v = c.Next() {
-			s, err := im.decodeSubject(k, v)
-			if err != nil {
-				return err
-			}
-			dst = append(dst, s)
-		}
-		return nil
-	})
-	if err != nil {
-		return dst[:had], fmt.Errorf("read %s: %w", im.path, err)
-	}
-	return dst, nil
-}
-
 // block is a cursor over the blocks of postings of one subject.
 type block struct {
 	c    *bbolt.Cursor
@@ -527,6 +466,17 @@ func (b *block) prev() bool {
 }
 
 func (im *image) posts(b *block, dst []uint64) ([]uint64, error) {
+	had := len(dst)
+	dst, err := im.allPosts(b, dst)
+	if cut := im.cut.Load(); cut != 0 && err == nil {
+		n, _ := slices.BinarySearch(dst[had:], cut)
+		dst = dst[:had+n]
+	}
+	return dst, err
+}
+
+// allPosts is posts with those that a staging has left.
+func (im *image) allPosts(b *block, dst []uint64) ([]uint64, error) {
 	c, err := im.post.open(b.k, b.v)
 	if err == nil {
 		dst, err = decodePosts(c, b.base(), dst)

@@ -176,10 +176,13 @@ func (v *verification) goneAndSubjects(tx *bbolt.Tx) error {
 	})
 	c := tx.Bucket(bucketSubj).Cursor()
 	for k, val := c.First(); k != nil; k, val = c.Next() {
-		s, err := v.im.decodeSubject(k, val)
+		s, ok, err := v.im.decodeSubject(tx, k, val)
 		if err != nil {
 			v.whole = false
 			v.found(err)
+			continue
+		}
+		if !ok {
 			continue
 		}
 		v.subs[s.Name] = &s

@@ -77,6 +77,7 @@ type Options struct {
 
 	noSync bool // tests only
 	lazy   bool // tests only: no subject is read when opening
+	slice  int  // tests only: instead of sliceBytes
 }
 
 // eagerSubjects is up to how many subjects a store takes in when it is opened.
@@ -96,6 +97,7 @@ type Store struct {
 	// written is the frozen set if the file has it already, though a checkpoint
 	// failed after that. Guarded by checkpoint.
 	written table.Frozen
+	after   *writer // what is to be cleared up after a staging; nil if nothing is
 
 	audits   sync.WaitGroup
 	auditing atomic.Bool // to go on
@@ -168,6 +170,9 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{image: newImage(path, db), log: o.Log, noSync: o.noSync, floor: floor}
+	if o.slice > 0 {
+		s.image.slice = o.slice
+	}
 	s.Table = table.New(s.image, path)
 	if err = boltfile.CheckBranches(db); err == nil {
 		err = s.load(o.lazy)
@@ -262,6 +267,13 @@ func (s *Store) load(lazy bool) error {
 			return err
 		}
 		s.applied.Store(uint64(lsn))
+		stg, err := im.readStaging(tx)
+		if err != nil {
+			return err
+		}
+		if stg.begun > stg.done {
+			im.cut.Store(st.Last + 1)
+		}
 		subjects = st.Subjects
 		table.Restore(s.Table, st, nextID, spans)
 		if err := s.loadPages(tx); err != nil {
@@ -281,40 +293,6 @@ func (s *Store) load(lazy bool) error {
 		return fmt.Errorf("open message store: %w", err)
 	}
 	return nil
-}
-
-// audit looks through the summaries of the subjects, which have not been taken
-// in: one that is missing would not be missed otherwise.
-func (s *Store) audit() {
-	im := s.image
-	err := im.view(func(tx *bbolt.Tx) error {
-		_, st, _, _, err := im.readState(tx)
-		if err != nil {
-			return err
-		}
-		var sum storage.State
-		c := tx.Bucket(bucketSubj).Cursor()
-		for k, v := c.First(); k != nil; k, v = c.Next() {
-			if !s.auditing.Load() {
-				return nil
-			}
-			sub, err := im.decodeSubject(k, v)
-			if err != nil {
-				return err
-			}
-			sum.Subjects++
-			sum.Msgs += sub.Msgs
-			sum.Bytes += sub.Bytes
-		}
-		if sum.Subjects != st.Subjects || sum.Msgs != st.Msgs || sum.Bytes != st.Bytes {
-			return im.corruptIndex("summaries of the subjects", fmt.Errorf("%w: they do not add up", errDamagedIndex))
-		}
-		return nil
-	})
-	if errors.Is(err, storage.ErrCorrupt) {
-		s.log.Error("The summaries of a message store's subjects are damaged.", "error", err)
-		table.Break(s.Table, err)
-	}
 }
 
 // identify checks that the file is a message store and reads whose.

@@ -19,7 +19,7 @@ func TestStore(t *testing.T) {
 	storetest.Run(t, storetest.Harness{
 		Open: func(dir string) (storage.Store, error) {
 			// Every other time subjects are looked up when they are used.
-			return Open(dir, Options{noSync: true, lazy: opened.Add(1)%2 == 0})
+			return Open(dir, Options{noSync: true, lazy: opened.Add(1)%2 == 0, slice: []int{0, 100}[opened.Load()/2%2]})
 		},
 		Dir:     func() string { return filepath.Join(root, strconv.FormatInt(n.Add(1), 10)) },
 		Durable: true,

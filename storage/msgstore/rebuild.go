@@ -96,11 +96,13 @@ func (im *image) rebuildPosts(tx *bbolt.Tx, st storage.State) error {
 	ids := make(map[string]uint64)
 	c := tx.Bucket(bucketSubj).Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
-		s, err := im.decodeSubject(k, v)
+		s, ok, err := im.decodeSubject(tx, k, v)
 		if err != nil {
 			return err
 		}
-		ids[s.Name] = s.ID
+		if ok {
+			ids[s.Name] = s.ID
+		}
 	}
 	p, err := im.newPoster(tx)
 	if err != nil {
@@ -190,11 +192,15 @@ func (s *Store) rebuild(cause error) error {
 			}
 		}
 		st.Subjects = len(subs)
+		if err := tx.Bucket(bucketStore).Delete(keyStaged); err != nil { // none is of one any more
+			return err
+		}
 		return im.putState(tx, lsn, st, nextID, spans)
 	})
 	if err != nil {
 		return fmt.Errorf("make indexes of %s anew: %w", im.path, err)
 	}
+	im.cut.Store(0)
 	if doubtful > 0 {
 		s.log.Error("Notes of deletions are lost: deleted messages may be back.", "file", im.path, "sequences", doubtful*pageSeqs)
 	}
@@ -270,26 +276,4 @@ func (im *image) readState(tx *bbolt.Tx) (lsn storage.LSN, st storage.State, nex
 
 func (im *image) putState(tx *bbolt.Tx, lsn storage.LSN, st storage.State, nextID uint64, spans []table.Span) error {
 	return tx.Bucket(bucketStore).Put(keyState, im.store.finish(keyState, encodeState(lsn, st, nextID, spans)))
-}
-
-func (im *image) putSubject(b *bbolt.Bucket, s table.Subject, mem *arena) error {
-	key := []byte(s.Name)
-	v := appendNumbers(mem.take(overhead + 5*binary.MaxVarintLen64)[:overhead], s.ID, s.Msgs, s.Bytes, s.First, s.Last-s.First)
-	return b.Put(key, im.subj.finish(key, v))
-}
-
-func (im *image) decodeSubject(k, v []byte) (table.Subject, error) {
-	s := table.Subject{Name: string(k)}
-	c, err := im.subj.open(k, v)
-	if err == nil {
-		c, err = decodeNumbers(c, &s.ID, &s.Msgs, &s.Bytes, &s.First, &s.Last)
-	}
-	if err == nil && len(c) > 0 {
-		err = errLayout
-	}
-	if err != nil {
-		return s, im.corruptIndex(fmt.Sprintf("summary of subject %q", k), fmt.Errorf("%w: %w", errDamagedIndex, err))
-	}
-	s.Last += s.First
-	return s, nil
 }

@@ -345,6 +345,7 @@ func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
 	}
 	s.applied.Store(uint64(r.Applied))
 	im.badPosts.Store(false)
+	im.cut.Store(0)
 	r.log(s.log)
 	forgetParked(im.path, r.Parked, s.log)
 	return *r, nil

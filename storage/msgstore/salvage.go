@@ -523,17 +523,21 @@ func (s *salvage) subjects() error {
 		}
 	}
 	s.each(bucketSubj, func(k, v []byte, e boltpages.Entry) {
-		sub, err := s.im.decodeSubject(k, v)
-		if _, ok := s.ids[sub.Name]; ok && err == nil {
-			return // memory knows
+		x, err := s.im.parseSubject(k, v)
+		// Whether it is staged does not matter: messages are counted anew.
+		sub := x.now
+		if sub.Msgs == 0 {
+			sub = x.old
 		}
-		if err != nil || used[sub.ID] {
+		switch _, known := s.ids[sub.Name]; {
+		case err == nil && (known || sub.Msgs == 0): // memory knows, or there is none
+		case err != nil || used[sub.ID]:
 			s.damaged("summary of subject %q, page %d: it fails its checksum", k, e.Page)
-			return
+		default:
+			used[sub.ID] = true
+			s.ids[sub.Name] = sub.ID
+			s.nextID = max(s.nextID, sub.ID+1)
 		}
-		used[sub.ID] = true
-		s.ids[sub.Name] = sub.ID
-		s.nextID = max(s.nextID, sub.ID+1)
 	})
 	s.nextID = max(s.nextID, 1)
 	return nil
@@ -867,7 +871,8 @@ func (s *salvage) fill(w *rewriter) error {
 	for _, name := range slices.Sorted(maps.Keys(subs)) {
 		sub := subs[name]
 		key := []byte(name)
-		v := appendNumbers(make([]byte, overhead, overhead+5*binary.MaxVarintLen64), sub.ID, sub.Msgs, sub.Bytes, sub.First, sub.Last-sub.First)
+		x := subjEntry{now: *sub}
+		v := x.encode(make([]byte, overhead, overhead+6*binary.MaxVarintLen64))
 		if err := errors.Join(w.putOwned(bucketSubj, key, w.im.subj.finish(key, v)), w.slice()); err != nil {
 			return err
 		}

@@ -524,6 +524,12 @@ func (f *File) table(off, end int64, h header, buf []byte) ([]byte, error) {
 	return f.ReadAt(buf, off+headerSize, int(n))
 }
 
+// fits reports whether the number of elements is right: the content of the first,
+// whose place stands at in it, begins where the elements end.
+func (h *header) fits(elements []byte, at int) bool {
+	return int64(binary.NativeEndian.Uint32(elements[at:])) == int64(h.count)*elementSize
+}
+
 func (w *Walker) branch(no uint64, off, end int64, h header, low, high []byte, depth int) error {
 	report := func(reason string) {
 		w.damage(Damage{Kind: KindBranch, Page: no, Reason: reason, Low: bytes.Clone(low), High: bytes.Clone(high)})
@@ -541,7 +547,7 @@ func (w *Walker) branch(no uint64, off, end int64, h header, low, high []byte, d
 		page uint64
 	}
 	children := make([]child, 0, h.count)
-	used, sound := int64(0), true
+	used, sound := int64(0), h.fits(elements, 0)
 	for i := range h.count {
 		e := elements[i*elementSize:]
 		pos, ksize := int64(binary.NativeEndian.Uint32(e)), int64(binary.NativeEndian.Uint32(e[4:]))
@@ -601,6 +607,9 @@ func (f *File) leaf(no uint64, off, end int64, h header, entry func(Entry) error
 	elements, err := f.table(off, end, h, nil)
 	if err != nil {
 		return err.Error(), nil
+	}
+	if h.count > 0 && !h.fits(elements, 4) {
+		bad = "it has another number of elements than it says"
 	}
 	used := int64(0)
 	var last, key []byte

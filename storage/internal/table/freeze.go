@@ -139,6 +139,9 @@ func (f Frozen) slots(fn func(sl *slot, seq uint64)) {
 	}
 }
 
+// Dirty returns how many subjects have changed.
+func (f Frozen) Dirty() int { return len(f.s.dirty) }
+
 // Subject is the summary of one subject as the image keeps it.
 type Subject struct {
 	Name                         string
