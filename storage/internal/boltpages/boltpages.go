@@ -429,6 +429,10 @@ func (w *Walker) Walk(b Bucket, entry func(Entry) error) error {
 		w.damage(Damage{Kind: KindLeaf, Page: page, Reason: err.Error()})
 		return nil
 	}
+	if h.count == 0 && b.size > headerSize {
+		w.damage(Damage{Kind: KindLeaf, Page: page, Reason: "a bucket within a leaf holds something, and says that it has no elements"})
+		return nil
+	}
 	return w.leaf(page, b.off, b.off+b.size, h, nil, nil)
 }
 
