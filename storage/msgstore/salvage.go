@@ -183,8 +183,9 @@ func (s *salvage) root(m boltpages.Meta) (buckets map[string]boltpages.Bucket, d
 }
 
 // each calls fn for the entries of a bucket of the tree, and notes what damage
-// hides of it.
-func (s *salvage) each(bucket []byte, fn func(key, value []byte, e boltpages.Entry)) {
+// hides of it. fn reports whether it believes the entry; if not, the key may be
+// another's, and all between its neighbours is hidden.
+func (s *salvage) each(bucket []byte, fn func(key, value []byte, e boltpages.Entry) bool) {
 	b, ok := s.buckets[string(bucket)]
 	if !ok {
 		if s.meta >= 0 {
@@ -197,26 +198,32 @@ func (s *salvage) each(bucket []byte, fn func(key, value []byte, e boltpages.Ent
 		s.damaged("bucket %q: %v", bucket, &d)
 		s.hidden[string(bucket)] = append(s.hidden[string(bucket)], d)
 	})
-	var buf []byte
+	var buf, low []byte // low is what may be the next key
+	doubt := false
+	hide := func(high []byte) {
+		if doubt {
+			s.hidden[string(bucket)] = append(s.hidden[string(bucket)], boltpages.Damage{Kind: boltpages.KindLeaf, Low: low, High: high})
+		}
+		doubt = false
+	}
 	_ = w.Walk(b, func(e boltpages.Entry) error {
 		v, err := e.Value(buf)
 		if err != nil {
 			s.damaged("bucket %q, page %d: value of key %x: %v", bucket, e.Page, e.Key, err)
-			s.hide(bucket, e.Key)
+			doubt = true
 			return nil
 		}
 		buf = v
-		fn(e.Key, v, e)
+		if fn(e.Key, v, e) {
+			key := bytes.Clone(e.Key)
+			hide(key)
+			low = append(key, 0)
+		} else {
+			doubt = true
+		}
 		return s.ctx.Err()
 	})
-}
-
-// hide notes that the value under one key is not to be had.
-func (s *salvage) hide(bucket, key []byte) {
-	low := bytes.Clone(key)
-	s.hidden[string(bucket)] = append(s.hidden[string(bucket)], boltpages.Damage{
-		Kind: boltpages.KindLeaf, Low: low, High: append(bytes.Clone(low), 0),
-	})
+	hide(nil)
 }
 
 // hides reports whether damage may hide a key.
@@ -442,13 +449,14 @@ func (s *salvage) deletions() error {
 		}
 		s.pages[no] = p
 	}
-	s.each(bucketGone, func(k, v []byte, e boltpages.Entry) {
-		if no, p, ok := parse(k, v); ok {
+	s.each(bucketGone, func(k, v []byte, e boltpages.Entry) bool {
+		no, p, ok := parse(k, v)
+		if ok {
 			add(no, p)
 		} else {
 			s.damaged("notes of deletions, page %d: those under key %x fail their checksum", e.Page, k)
-			s.hide(bucketGone, k)
 		}
+		return ok
 	})
 	hidden := s.hidden[string(bucketGone)]
 	switch {
@@ -479,7 +487,9 @@ func (s *salvage) deletions() error {
 		for _, d := range hidden {
 			from, to := uint64(0), uint64(math.MaxUint64)
 			if len(d.Low) >= 8 {
-				from = binary.BigEndian.Uint64(d.Low)
+				if from = binary.BigEndian.Uint64(d.Low); len(d.Low) > 8 && from < math.MaxUint64 {
+					from++
+				}
 			}
 			if len(d.High) >= 8 {
 				if to = binary.BigEndian.Uint64(d.High); len(d.High) == 8 && to > 0 {
@@ -522,7 +532,7 @@ func (s *salvage) subjects() error {
 			s.ids[name], used[id] = id, true
 		}
 	}
-	s.each(bucketSubj, func(k, v []byte, e boltpages.Entry) {
+	s.each(bucketSubj, func(k, v []byte, e boltpages.Entry) bool {
 		x, err := s.im.parseSubject(k, v)
 		// Whether it is staged does not matter: messages are counted anew.
 		sub := x.now
@@ -538,6 +548,7 @@ func (s *salvage) subjects() error {
 			s.ids[sub.Name] = sub.ID
 			s.nextID = max(s.nextID, sub.ID+1)
 		}
+		return true
 	})
 	s.nextID = max(s.nextID, 1)
 	return nil
@@ -618,9 +629,9 @@ func (s *salvage) missing(fn func(storage.Span) bool) {
 // messages finds the messages.
 func (s *salvage) messages() error {
 	again := false
-	chunk := func(k, v []byte, e boltpages.Entry) {
+	chunk := func(k, v []byte, e boltpages.Entry) bool {
 		if len(k) == 8 && binary.BigEndian.Uint64(k) > s.st.Last {
-			return // of a checkpoint that was not finished
+			return true // of a checkpoint that was not finished
 		}
 		n := len(s.extents)
 		if !s.take(k, v, e.Offset()) && !again {
@@ -633,6 +644,7 @@ func (s *salvage) messages() error {
 		if len(s.extents) > maxExtents && s.ordered && !again {
 			s.walk, s.extents = true, s.extents[:0]
 		}
+		return true
 	}
 	s.ordered = true
 	s.each(bucketMsgs, chunk)
@@ -687,27 +699,23 @@ func (s *salvage) messages() error {
 
 // keys finds the machine's keyed state.
 func (s *salvage) keys() error {
-	s.each(bucketKV, func(k, v []byte, e boltpages.Entry) {
+	s.each(bucketKV, func(k, v []byte, e boltpages.Entry) bool {
 		_, lsn, err := s.im.openKV(k, v)
 		if err != nil {
 			s.damaged("state, page %d: the value under key %q fails its checksum", e.Page, k)
-			s.hide(bucketKV, k)
 			s.report.LostKeys = append(s.report.LostKeys, string(k))
-			return
+			return false
 		}
 		s.kvs[string(k)] = keyed{value: bytes.Clone(v), lsn: lsn}
+		return true
 	})
 	hidden := s.hidden[string(bucketKV)]
 	if len(hidden) == 0 && s.whole {
 		return s.ctx.Err()
 	}
-	for _, d := range hidden {
-		// More than the one value: who knows what else there was.
-		if d.Reason != "" {
-			s.report.KeysDoubtful = true
-		}
-	}
-	s.report.KeysDoubtful = s.report.KeysDoubtful || !s.whole
+	// More than the one value: who knows what else there was. Nor whether the
+	// key is what is damaged.
+	s.report.KeysDoubtful = true
 	if err := s.scan(func(e boltpages.Entry) error {
 		if s.whole && !hides(hidden, e.Key) {
 			return nil

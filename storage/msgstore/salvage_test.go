@@ -397,6 +397,36 @@ func TestSalvageEveryPage(t *testing.T) {
 	}
 }
 
+// TestSalvageFlippedKeys flips bits where keys of notes of deletions stand, and the
+// names of buckets, and the numbers of entries: what is not found under its key is
+// not taken for never having been.
+func TestSalvageFlippedKeys(t *testing.T) {
+	p := newSample(t, 700)
+	at := -1
+	for q := range uint64(len(p.file) / pageSize) {
+		if page := p.file[q*pageSize:][:pageSize]; p.gone[q] && p.kinds[q] == boltpages.KindLeaf {
+			at = int(q)*pageSize + bytes.Index(page, bucketGone)
+		}
+	}
+	if at < 0 {
+		t.Fatal("there are no notes of deletions")
+	}
+	for i := range 96 { // name, root, header, two elements, the first key
+		file := bytes.Clone(p.file)
+		file[at+i] ^= 1 << (i % 5)
+		dir := p.damaged(t, file)
+		r, err := Salvage(dir, SalvageOptions{Log: quiet()})
+		if err != nil {
+			t.Fatalf("octet %d: %v", i, err)
+		}
+		p.check(t, dir, r, func(pages []uint64) bool { return slices.Contains(pages, uint64(at/pageSize)) }, true)
+		if t.Failed() {
+			t.Fatalf("octet %d: %+v", i, r)
+		}
+		os.RemoveAll(dir)
+	}
+}
+
 // TestSalvageRandomPages destroys pages at random, 500 times.
 func TestSalvageRandomPages(t *testing.T) {
 	p := newSample(t, 700)
