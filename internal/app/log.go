@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -127,7 +128,8 @@ type logger struct {
 	*slog.Logger
 	level  slog.LevelVar
 	noTime atomic.Bool
-	file   *logFile // nil: standard error
+	json   atomic.Bool // the format; text otherwise
+	file   *logFile    // nil: standard error
 }
 
 // newLogger builds the logger that a configuration asks for.
@@ -159,12 +161,41 @@ func newLogger(c config.Logging, stderr io.Writer) (*logger, error) {
 		}
 		return a
 	}}
-	if c.Format == "json" {
-		l.Logger = slog.New(slog.NewJSONHandler(out, opts))
-	} else {
-		l.Logger = slog.New(slog.NewTextHandler(out, opts))
-	}
+	l.json.Store(c.Format == "json")
+	l.Logger = slog.New(&twoFormats{&l.json, slog.NewTextHandler(out, opts), slog.NewJSONHandler(out, opts)})
 	return l, nil
+}
+
+// twoFormats writes records as text or as JSON, whichever is asked for at the
+// time.
+type twoFormats struct {
+	asJSON     *atomic.Bool
+	text, json slog.Handler
+}
+
+func (f *twoFormats) now() slog.Handler {
+	if f.asJSON.Load() {
+		return f.json
+	}
+	return f.text
+}
+
+// Enabled implements [slog.Handler].
+func (f *twoFormats) Enabled(ctx context.Context, level slog.Level) bool {
+	return f.now().Enabled(ctx, level)
+}
+
+// Handle implements [slog.Handler].
+func (f *twoFormats) Handle(ctx context.Context, r slog.Record) error { return f.now().Handle(ctx, r) }
+
+// WithAttrs implements [slog.Handler].
+func (f *twoFormats) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &twoFormats{f.asJSON, f.text.WithAttrs(attrs), f.json.WithAttrs(attrs)}
+}
+
+// WithGroup implements [slog.Handler].
+func (f *twoFormats) WithGroup(name string) slog.Handler {
+	return &twoFormats{f.asJSON, f.text.WithGroup(name), f.json.WithGroup(name)}
 }
 
 // reopen starts the log file anew; it does nothing when the log goes to
@@ -176,8 +207,8 @@ func (l *logger) reopen() error {
 	return l.file.reopen()
 }
 
-// set changes what can change while the program runs: level, time, and name
-// and limits of a file. On failure everything stays.
+// set changes what can change while the program runs: level, time, format, and
+// name and limits of a file. On failure everything stays.
 func (l *logger) set(c config.Logging) error {
 	if l.file != nil {
 		if err := l.file.set(c); err != nil {
@@ -186,5 +217,6 @@ func (l *logger) set(c config.Logging) error {
 	}
 	l.level.Set(c.Level())
 	l.noTime.Store(!c.Time)
+	l.json.Store(c.Format == "json")
 	return nil
 }

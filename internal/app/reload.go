@@ -25,10 +25,10 @@ var settings = []setting{
 	{"server_name", true, func(c *config.Config) any { return c.ServerName }},
 	{"jetstream", true, func(c *config.Config) any { return c.JetStream.Enabled }},
 	{"jetstream.store_dir", true, func(c *config.Config) any { return c.JetStream.StoreDir }},
-	{"jetstream.max_mem", true, func(c *config.Config) any { return c.JetStream.MaxMemory }},
-	{"jetstream.max_file", true, func(c *config.Config) any { return c.JetStream.MaxStore }},
+	{"jetstream.max_mem", false, func(c *config.Config) any { return c.JetStream.MaxMemory }},
+	{"jetstream.max_file", false, func(c *config.Config) any { return c.JetStream.MaxStore }},
 	{"jetstream.sync_interval", true, func(c *config.Config) any { return c.JetStream.SyncInterval }},
-	{"log_format", true, func(c *config.Config) any { return c.Log.Format }},
+	{"log_format", false, func(c *config.Config) any { return c.Log.Format }},
 	{"log_file", true, func(c *config.Config) any { return c.Log.File == "" }}, // to or from standard error
 	{"hub", true, func(c *config.Config) any { return c.Uplink }},
 	{"exports", true, func(c *config.Config) any { return c.Exports }},
@@ -141,6 +141,9 @@ func (n *Node) Reload(next *config.Config) (changed []string, err error) {
 			_ = n.log.set(cur.Log) // it was there a moment ago
 		}
 		return nil, Exit(ExitConfig, err)
+	}
+	if n.Engine != nil {
+		n.Engine.SetLimits(next.JetStream.MaxMemory, next.JetStream.MaxStore)
 	}
 	n.conf.Store(next)
 	if next.PIDFile != cur.PIDFile {

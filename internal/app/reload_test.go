@@ -143,6 +143,8 @@ func TestReloadApplies(t *testing.T) {
 	next, err := load(head + fmt.Sprintf(`
 		pid_file: %q
 		debug: true
+		log_format: json
+		jetstream { enabled: false, max_mem: 1M, max_file: 2M }
 		max_payload: 2
 		max_connections: 7
 		mappings { a: b }
@@ -153,12 +155,12 @@ func TestReloadApplies(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed, err := n.Reload(next)
-	want := []string{"max_payload", "max_connections", "mappings", "authorization", "debug", "pid_file", "ports_file_dir"}
+	want := []string{"jetstream.max_mem", "jetstream.max_file", "log_format", "max_payload", "max_connections", "mappings", "authorization", "debug", "pid_file", "ports_file_dir"}
 	if err != nil || !slices.Equal(changed, want) {
 		t.Errorf("changed %q, %v; want %q", changed, err, want)
 	}
-	n.Log.Debug("seen")
-	if text := log.String(); strings.Contains(text, "unseen") || !strings.Contains(text, "msg=seen") {
+	n.Log.With("a", "b").Debug("seen")
+	if text := log.String(); strings.Contains(text, "unseen") || !strings.Contains(text, `"msg":"seen","a":"b"}`) {
 		t.Errorf("log: %s", text)
 	}
 	if pid("a.pid") || !pid("b.pid") {

@@ -262,7 +262,7 @@ func (r *request) accountInfo() (any, error) {
 		return v
 	}
 	info.Limits = api.AccountLimits{
-		MaxMemory: unlimited(e.o.MaxMemory), MaxStore: unlimited(e.o.MaxStore),
+		MaxMemory: unlimited(e.maxMemory.Load()), MaxStore: unlimited(e.maxStore.Load()),
 		MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1,
 		MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1,
 	}
@@ -439,12 +439,19 @@ func (e *Engine) checkOverlap(cfg *api.StreamConfig) error {
 	return nil
 }
 
+// SetLimits changes Options.MaxMemory and MaxStore. What is stored already
+// stays, even if it is more.
+func (e *Engine) SetLimits(memory, store int64) {
+	e.maxMemory.Store(memory)
+	e.maxStore.Store(store)
+}
+
 // checkReserve refuses a stream that asks for more than the server may hold.
 func (e *Engine) checkReserve(cfg *api.StreamConfig, old *Stream) error {
 	memory := cfg.Storage == api.MemoryStorage
-	limit := e.o.MaxStore
+	limit := e.maxStore.Load()
 	if memory {
-		limit = e.o.MaxMemory
+		limit = e.maxMemory.Load()
 	}
 	if limit <= 0 || cfg.MaxBytes <= 0 {
 		return nil

@@ -257,6 +257,17 @@ func TestServerLimits(t *testing.T) {
 	if _, err := js.Publish(ctx, "m", make([]byte, 100)); err != nil {
 		t.Errorf("after the purge: %v", err)
 	}
+	// The limits may change while it runs: what is stored stays, in any case.
+	for limit, ok := range map[int64]bool{10: false, 100_000: true, 0: true} {
+		n.e.SetLimits(limit, -1)
+		if _, err := js.Publish(ctx, "m", make([]byte, 100)); (err == nil) != ok {
+			t.Errorf("with %d octets permitted: %v", limit, err)
+		}
+		acc, err := js.AccountInfo(ctx)
+		if err != nil || limit > 0 && acc.Limits.MaxMemory != limit || limit == 0 && acc.Limits.MaxMemory != -1 || acc.Limits.MaxStore != -1 {
+			t.Errorf("with %d octets permitted: %+v, %v", limit, acc, err)
+		}
+	}
 }
 
 // Messages that come back into a stream from inside are stored, and block

@@ -173,6 +173,7 @@ type Engine struct {
 	watchID  int
 
 	memUsed, storeUsed  atomic.Int64
+	maxMemory, maxStore atomic.Int64 // as in Options; see SetLimits
 	apiTotal, apiErrors atomic.Uint64
 	apiInflight         atomic.Int64
 	subs                []*broker.Subscription
@@ -286,6 +287,7 @@ func newEngine(o Options) *Engine {
 		broken:        make(chan struct{}),
 		nextGroup:     uint64(storage.MetaGroup) + 1,
 	}
+	e.SetLimits(o.MaxMemory, o.MaxStore)
 	e.ending, e.end = context.WithCancel(context.Background())
 	e.streams.Store(&map[string]*Stream{})
 	e.downNames.Store(&map[string]*downStream{})

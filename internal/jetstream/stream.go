@@ -512,9 +512,9 @@ func (s *Stream) warm() {
 
 // room answers whether the server's limits leave room for n octets more.
 func (e *Engine) room(s *Stream, n int) *api.Error {
-	limit, used := e.o.MaxStore, &e.storeUsed
+	limit, used := e.maxStore.Load(), &e.storeUsed
 	if s.memory {
-		limit, used = e.o.MaxMemory, &e.memUsed
+		limit, used = e.maxMemory.Load(), &e.memUsed
 	}
 	if limit > 0 && used.Load()+int64(n) > limit {
 		return api.ErrInsufficientResources
