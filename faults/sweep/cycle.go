@@ -41,6 +41,13 @@ const (
 	deviceKey = "device.nk"
 )
 
+// errLate says that the edge took too long to end. A machine that was busy with
+// something else at that moment is not the edge's fault: such a cycle is run again.
+var errLate = errors.New("the edge ended so long after the failure")
+
+// tries is how often at most.
+const tries = 3
+
 // cycle is one run of the script, disturbed at one point.
 type cycle struct {
 	site  *rig.Site
@@ -294,7 +301,7 @@ func (c *cycle) judge(p *rig.Process, starting bool) error {
 	case c.point.mode == modeENOSPC && !starting && !c.setAside() && c.code != exitCannotStore:
 		return fmt.Errorf("a full disk ended the edge with status %d", c.code)
 	case c.fatal() && c.ended > exitWithin:
-		return fmt.Errorf("the edge ended %v after the failure, want %v", c.ended.Round(time.Millisecond), exitWithin)
+		return fmt.Errorf("%w: %v, want %v", errLate, c.ended.Round(time.Millisecond), exitWithin)
 	}
 	c.truth.mu.Lock()
 	defer c.truth.mu.Unlock()

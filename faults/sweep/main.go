@@ -306,6 +306,11 @@ func (o options) sweep(ctx context.Context, dir string, points []point) error {
 			for p := range queue {
 				sub := filepath.Join(dir, fmt.Sprintf("worker-%d", w))
 				c, err := o.cycle(ctx, sub, p)
+				for n := 1; errors.Is(err, errLate) && n < tries; n++ {
+					fmt.Printf("sweep: again: %v: %v\n", p, errLine(err))
+					os.RemoveAll(sub)
+					c, err = o.cycle(ctx, sub, p)
+				}
 				mu.Lock()
 				if err != nil {
 					kept := filepath.Join(dir, fmt.Sprintf("failure-%d", len(failures)+1))
@@ -349,6 +354,12 @@ feed:
 	close(queue)
 	wg.Wait()
 	return errors.Join(report(points, results, refusals, time.Since(begun), o.seed), ctx.Err(), errors.Join(failures...))
+}
+
+// errLine is the first line of an error, without the edge's log.
+func errLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
 }
 
 func (r *result) add(c *cycle) {

@@ -9,6 +9,7 @@ import (
 
 	"petiole/internal/admin"
 	"petiole/internal/config"
+	"petiole/storage"
 	"petiole/sync/export"
 	"petiole/sync/link"
 )
@@ -32,6 +33,9 @@ func Uplink(n *Node) (Link, error) {
 	if errors.Is(err, link.ErrDeviceKey) {
 		n.Log.Error("the hub is not connected to; clients of this edge are served all the same", "err", err)
 		return noUplink{err, time.Now(), c.Exports}, nil
+	}
+	if errors.Is(err, storage.ErrFailed) {
+		return nil, Exit(ExitStorage, fmt.Errorf("device key: %w", err))
 	}
 	if err != nil {
 		return nil, Exit(ExitCannotStore, fmt.Errorf("device key: %w", err))

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -251,6 +252,46 @@ func TestStorageFailure(t *testing.T) {
 		t.Error(err)
 	}
 	_ = n.e.close(false)
+	n.srv = nil
+}
+
+// brokenDirFS fails the syncs of one directory.
+type brokenDirFS struct {
+	vfs.FS
+	dir string
+}
+
+func (f brokenDirFS) SyncDir(dir string) error {
+	if dir == f.dir {
+		return &fs.PathError{Op: "sync", Path: dir, Err: syscall.EIO}
+	}
+	return f.FS.SyncDir(dir)
+}
+
+// A failed sync of the directory of a stream that is deleted is a failed sync
+// like any other.
+func TestDeletionFails(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir, func(o *Options) { o.FS = brokenDirFS{vfs.OS, filepath.Join(dir, "streams")} })
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 3)
+	if m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, 5*time.Second); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
+		t.Fatalf("delete: %v, %v", m, err)
+	}
+	n.e.wakeKeeper()
+	select {
+	case err := <-n.fail:
+		if !errors.Is(err, storage.ErrFailed) || !errors.Is(err, syscall.EIO) {
+			t.Errorf("reported %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the failure is not reported")
+	}
+	if err := n.srv.Shutdown(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	_ = n.e.close(false) // it has been reported
 	n.srv = nil
 }
 

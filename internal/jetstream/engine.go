@@ -192,6 +192,7 @@ type Engine struct {
 	keepNow             chan struct{} // wakes the keeper
 	ticks               atomic.Int64  // the keeper's, of which 6 make IdleClose
 	openStores          atomic.Int64
+	tableLimit          atomic.Int64 // of the tables of all streams, octets
 	space               space
 	begun               time.Time // when the streams began to serve
 	ages                ageClock
@@ -289,6 +290,7 @@ func newEngine(o Options) *Engine {
 	}
 	e.SetLimits(o.MaxMemory, o.MaxStore)
 	e.ending, e.end = context.WithCancel(context.Background())
+	e.tableLimit.Store(o.TableBudget)
 	e.streams.Store(&map[string]*Stream{})
 	e.downNames.Store(&map[string]*downStream{})
 	return e

@@ -108,7 +108,10 @@ func (e *Engine) whileFull() error {
 	list := e.holders(math.MaxInt)
 	slices.SortStableFunc(list, func(a, b *Stream) int { return cmp.Compare(a.store.TableBytes(), b.store.TableBytes()) })
 	var failed error
-	for _, s := range list {
+	for i, s := range list {
+		if failed == nil && e.fitAll(list[i:]) {
+			e.hasRoom() // publishers need not wait for all of it
+		}
 		err := e.fits(s)
 		if err == nil {
 			err = s.checkpoint()
@@ -131,7 +134,11 @@ func (e *Engine) whileFull() error {
 	if e.space.logFull.Load() { // goes on when what is purged or deleted has made room
 		e.trySpace()
 	}
-	e.hasRoom()
+	if free, err := e.o.FS.Free(e.o.Dir); err == nil && free < lowWater {
+		e.low()
+	} else {
+		e.hasRoom()
+	}
 	e.wakeKeeper() // the list of streams
 	return nil
 }
@@ -270,6 +277,9 @@ func (e *Engine) saveAndDestroy() error {
 		}
 		if err == nil {
 			err = e.dropPositions(storage.GroupID(g))
+		}
+		if errors.Is(err, storage.ErrFailed) {
+			return err
 		}
 		if err != nil {
 			e.log.Warn("files of a deleted stream remain until the next start", "group", g, "err", err)

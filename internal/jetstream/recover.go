@@ -37,7 +37,7 @@ func (e *Engine) recover() error {
 		// What is under way may come on top of the budget.
 		MaxPending:   min(64<<20, e.o.WALBudget/8),
 		SyncInterval: e.o.SyncInterval, OnCommit: e.onCommit, OnDurable: e.onDurable, Messages: command.Messages,
-		OnSpace: e.onSpace, OnFail: e.fail, Log: e.log,
+		OnSpace: e.onSpace, KeepFree: lowWater, OnFail: e.fail, Log: e.log,
 	}
 	if err := e.withRoom(func() (err error) { e.wal, err = wal.Open(o); return err }); err != nil {
 		return err
@@ -463,5 +463,8 @@ func removeDir(fsys vfs.FS, dir string) error {
 	if err := fsys.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return fsys.SyncDir(filepath.Dir(dir))
+	if err := fsys.SyncDir(filepath.Dir(dir)); err != nil {
+		return fmt.Errorf("%w: %w", storage.ErrFailed, err) // as any sync
+	}
+	return nil
 }

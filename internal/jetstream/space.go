@@ -29,6 +29,9 @@ const (
 	ballastName = "ballast"
 	maxBallast  = 64 << 20
 	minBallast  = 1 << 20
+	// lowWater is what publishing leaves free on the file system: without any
+	// room nothing could be made anew for what has been purged.
+	lowWater = 2 << 20
 	// ballastPart is which part of what is free the ballast takes at most.
 	ballastPart = 16
 	// spaceRetry is how long what found no room waits before it is tried again.
@@ -85,6 +88,14 @@ func (e *Engine) noRoom(err error) {
 	e.space.full.Store(true)
 	e.dropBallast()
 	e.spaceChanged(err)
+	e.trySpace()
+}
+
+// low says that no more may be published: what room there is is needed to make
+// room.
+func (e *Engine) low() {
+	e.space.full.Store(true)
+	e.spaceChanged(fmt.Errorf("%w: less than %d octets are left", syscall.ENOSPC, lowWater))
 	e.trySpace()
 }
 
@@ -243,6 +254,18 @@ func (e *Engine) fits(s *Stream) error {
 		return nil
 	}
 	return fmt.Errorf("checkpoint of stream %q: %w: about %d octets are needed, there are %d", s.name, syscall.ENOSPC, need, free)
+}
+
+// fitAll reports whether there is room for the checkpoints of all streams of a
+// list.
+func (e *Engine) fitAll(list []*Stream) bool {
+	need := int64(lowWater)
+	for _, s := range list {
+		table := s.store.TableBytes()
+		need += table + table/4 + 64<<10
+	}
+	free, err := e.o.FS.Free(e.o.Dir)
+	return err == nil && free >= need
 }
 
 // settle deals with the error of a checkpoint, as far as it does not concern all

@@ -58,7 +58,7 @@ func (e *Engine) await(g *gate) {
 // not this stream's that is large: one busy stream does not hold up the others.
 func (e *Engine) pass(s *Stream) {
 	e.await(&e.logGate)
-	if e.tableGate.shut.Load() && s.tableBytes.Load() > e.o.TableBudget/4/int64(len(*e.streams.Load())+1) {
+	if e.tableGate.shut.Load() && s.tableBytes.Load() > e.tableLimit.Load()/4/int64(len(*e.streams.Load())+1) {
 		e.await(&e.tableGate)
 	}
 }
@@ -72,9 +72,28 @@ const tableBurst = 6
 // regulate shuts and opens the gates, so that publishers cannot outrun the
 // checkpoints.
 func (e *Engine) regulate() {
+	limit, burst := e.o.TableBudget, tableBurst*e.o.TableBudget
+	if free, err := e.o.FS.Free(e.o.Dir); err == nil {
+		// What cannot be checkpointed any more holds back the log, and there is
+		// no way out but by a purge: on a small disk, or one that is filling up,
+		// that is to be little.
+		limit = min(limit, max(free/tablePart, minBallast))
+		burst = min(burst, max(free/burstPart, 2*minBallast))
+		if free < lowWater && !e.space.full.Load() {
+			e.low()
+		}
+	}
+	e.tableLimit.Store(limit)
 	e.logGate.set(e.wal.Size() > e.o.WALBudget)
-	e.tableGate.set(e.tableBytes.Load() > tableBurst*e.o.TableBudget)
+	e.tableGate.set(e.tableBytes.Load() > burst)
 }
+
+// Which part of what is free on the file system all tables together take at
+// most before they are checkpointed, from 1 MiB on, and in a burst, from 2 MiB on.
+const (
+	tablePart = 8
+	burstPart = 4
+)
 
 func (e *Engine) openGates() {
 	e.logGate.set(false)
@@ -105,8 +124,8 @@ func (s *Stream) uncount() {
 // largest returns the streams with the largest tables, so many of them that the
 // others' take no more than half of the budget; none if all are within it.
 func (e *Engine) largest() []*Stream {
-	total := e.tableBytes.Load()
-	if total <= e.o.TableBudget {
+	total, budget := e.tableBytes.Load(), e.tableLimit.Load()
+	if total <= budget {
 		return nil
 	}
 	type sized struct {
@@ -122,7 +141,7 @@ func (e *Engine) largest() []*Stream {
 	slices.SortFunc(all, func(a, b sized) int { return cmp.Compare(b.n, a.n) })
 	var list []*Stream
 	for _, x := range all {
-		if total <= e.o.TableBudget/2 {
+		if total <= budget/2 {
 			break
 		}
 		total -= x.n

@@ -315,7 +315,7 @@ func (l *Log) firstSegment(num uint64, prev, next storage.LSN) (*segment, error)
 	spare, ok := l.takeSpare(0)
 	if !ok {
 		var err error
-		if spare, err = l.allocate(l.segmentSize()); err != nil {
+		if spare, err = l.allocate(l.segmentSize(), 0); err != nil {
 			return nil, err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"petiole/storage/vfs"
@@ -104,7 +105,7 @@ func (l *Log) waitRoom(need int, c class) error {
 	case size > min(minAutoSegment, l.o.SegmentSize) && size > l.segmentSize() && !large():
 		// No segment of the usual length takes it.
 		l.mu.Unlock()
-		spare, err := l.allocate(size)
+		spare, err := l.allocate(size, l.o.KeepFree)
 		l.mu.Lock()
 		switch {
 		case err == nil:
@@ -183,9 +184,16 @@ func (l *Log) segmentSize() int64 {
 	return size
 }
 
-// allocate makes a spare file.
-func (l *Log) allocate(size int64) (spareFile, error) {
+// allocate makes a spare file, if it leaves so many bytes free.
+func (l *Log) allocate(size, keep int64) (spareFile, error) {
 	defer l.watch.end(l.watch.begin(watchAlloc, "allocate", l.o.Dir))
+	if keep > 0 {
+		if free, err := l.o.FS.Free(l.o.Dir); err == nil && free < size+keep {
+			return spareFile{}, &fs.PathError{
+				Op: "allocate a log segment in", Path: l.o.Dir, Err: fmt.Errorf("%w: %d bytes are free, %d of them are to stay so", syscall.ENOSPC, free, keep),
+			}
+		}
+	}
 	var id [8]byte
 	rand.Read(id[:])
 	num := binary.BigEndian.Uint64(id[:]) | freshNumber
@@ -257,8 +265,12 @@ func (l *Log) allocator() {
 		if l.err != nil || l.closing {
 			return
 		}
+		keep := l.o.KeepFree
+		if len(l.spares) < l.o.Reserve {
+			keep = 0
+		}
 		l.mu.Unlock()
-		spare, err := l.allocate(l.segmentSize())
+		spare, err := l.allocate(l.segmentSize(), keep)
 		l.mu.Lock()
 		switch {
 		case err == nil:

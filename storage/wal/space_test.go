@@ -438,3 +438,33 @@ func TestNoRoomForNames(t *testing.T) {
 		h.check(t, l, h.last)
 	})
 }
+
+// TestKeepFree: segments beyond the reserve leave room for others.
+func TestKeepFree(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := simfs.New(1)
+		disk.SetCapacity(12 * smallSeg)
+		const keep = 3*smallSeg + 100
+		l := open(t, disk, func(o *wal.Options) { o.Reserve, o.KeepFree = 2, keep })
+		var err error
+		for i := 0; err == nil; i++ {
+			if _, err = l.Append(1, nil, []byte(record(i, 1900))); err == nil {
+				err = l.Commit()
+			}
+		}
+		if !errors.Is(err, wal.ErrNoSpace) {
+			t.Fatal(err)
+		}
+		if free, err := disk.Free(dir); err != nil || free < keep || free > keep+smallSeg {
+			t.Fatalf("%d bytes are free, %v, want %d or a little more", free, err, keep)
+		}
+		if s := l.Stats(); s.Spares != 2 {
+			t.Fatalf("%d spares, want the reserve of 2", s.Spares)
+		}
+		disk.SetCapacity(16 * smallSeg)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		put(t, l, "again")
+		l.Close()
+	})
+}

@@ -123,6 +123,9 @@ type Options struct {
 	// (AppendUrgent, AppendLazy) when the file system has no room for more.
 	// Default 2; below zero none.
 	Reserve int
+	// KeepFree is how many bytes of the file system segments leave free, those of
+	// the reserve excepted: room that others need, who are to make room.
+	KeepFree int64
 	// OnSpace, if set, is told that the file system has no room for another
 	// segment (true), and that it has again (false). Between the two Append
 	// fails with ErrNoSpace once the segments outside of the reserve are used
