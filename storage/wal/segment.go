@@ -45,7 +45,8 @@ type segment struct {
 	file    vfs.File
 	pos     int64 // where the next batch goes
 	batches uint32
-	full    bool // takes no more: the next record is to begin a new segment
+	blank   int64 // where what was preallocated and never written begins; size or beyond if nothing is
+	full    bool  // takes no more: the next record is to begin a new segment
 }
 
 func segmentName(num uint64, suffix string) string { return fmt.Sprintf("%016x%s", num, suffix) }
@@ -111,7 +112,10 @@ func (l *Log) createSegment(spare spareFile, num uint64, prev, first storage.LSN
 			logID: l.logID, length: spare.size, created: time.Now().UnixNano(),
 		},
 		path: filepath.Join(l.o.Dir, segmentName(num, liveSuffix)), size: spare.size,
-		pos: segmentHeaderSize, end: segmentHeaderSize, next: first,
+		pos: segmentHeaderSize, end: segmentHeaderSize, next: first, blank: spare.size,
+	}
+	if spare.fresh {
+		s.blank = s.pos
 	}
 	var epoch [8]byte
 	rand.Read(epoch[:])
