@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -20,10 +21,11 @@ import (
 // machine is a computer with one disk: what the log has is in wal, what bbolt
 // has in bolt; both are on the same power.
 type machine struct {
-	dir  string
-	rng  *rand.Rand
-	wal  *simfs.FS
-	bolt *simbolt.Disk
+	dir      string
+	rng      *rand.Rand
+	spaceRNG *rand.Rand // of its own: a disk that fills up changes nothing else
+	wal      *simfs.FS
+	bolt     *simbolt.Disk
 
 	broken string // see router
 
@@ -38,6 +40,45 @@ type machine struct {
 	fault  bool   // has failed, or is going to
 	lazy   int    // how many times an operation yields
 	what   string // the last thing that was made to happen
+
+	// The disk is full from operation fullAt of the workload until roomAt (0: it
+	// is not in this life). wasFull stays until the next life.
+	fullAt, roomAt int
+	full, wasFull  atomic.Bool
+	roomSince      time.Time
+}
+
+// fillUp decides whether, and when, the disk is full in this life.
+func (m *machine) fillUp() {
+	m.full.Store(false)
+	m.wasFull.Store(false)
+	m.wal.SetCapacity(0)
+	m.bolt.SetFull(nil)
+	m.fullAt, m.roomAt = 0, 0
+	if *flagFull && m.spaceRNG.IntN(3) == 0 {
+		m.fullAt = 1 + m.spaceRNG.IntN(40)
+		m.roomAt = m.fullAt + 1 + m.spaceRNG.IntN(30)
+	}
+}
+
+// space fills the disk, or makes room, when operation n of the workload begins.
+func (m *machine) space(n int) {
+	switch n {
+	case m.fullAt:
+		m.full.Store(true)
+		m.wasFull.Store(true)
+		m.wal.SetCapacity(max(m.wal.Used()+m.spaceRNG.Int64N(32<<10), 1))
+		m.bolt.SetFull(&fs.PathError{Op: "write", Path: "file", Err: syscall.ENOSPC})
+	case m.roomAt:
+		m.makeRoom()
+	}
+}
+
+func (m *machine) makeRoom() {
+	m.wal.SetCapacity(0)
+	m.bolt.SetFull(nil)
+	m.full.Store(false)
+	m.roomSince = time.Now()
 }
 
 func newMachine(t *testing.T, seed uint64) *machine {
@@ -54,7 +95,7 @@ func newMachine(t *testing.T, seed uint64) *machine {
 		t.Fatal(err)
 	}
 	m := &machine{
-		dir: store, rng: rand.New(rand.NewPCG(seed, 3)), wal: simfs.New(seed), bolt: simbolt.New(store, seed),
+		dir: store, rng: rand.New(rand.NewPCG(seed, 3)), spaceRNG: rand.New(rand.NewPCG(seed, 5)), wal: simfs.New(seed), bolt: simbolt.New(store, seed),
 	}
 	return m
 }
@@ -78,6 +119,7 @@ func (m *machine) boot() {
 	m.ops, m.cutAt, m.failAt, m.what, m.fault = 0, 0, 0, "", false
 	m.lazy = []int{0, 0, 3, 20}[m.rng.IntN(4)]
 	m.wal.SetHook(m.hook)
+	m.fillUp()
 }
 
 // hook sees every change of the log's disk.

@@ -283,6 +283,10 @@ func (w *world) ingest(name string, in *command.Ingest) result {
 		return result{pos: pos}
 	case ok && in.Incarnation == pos.Incarnation && in.First != pos.Through+1:
 		return result{pos: pos, posErr: command.ErrOutOfOrder}
+	case ok && in.Incarnation == pos.Incarnation && in.PrevChain != pos.Chain:
+		return result{pos: pos, posErr: command.ErrDiverged}
+	case !ok && in.First != in.Base: // what came before has been refused
+		return result{pos: pos, posErr: command.ErrOutOfOrder}
 	}
 	for _, m := range in.Msgs {
 		s.append(storage.Message{Time: max(m.Time, s.lastTime), Subject: m.Subject, Header: m.Header, Data: m.Data})

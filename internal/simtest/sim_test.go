@@ -26,6 +26,7 @@ var (
 	flagSeed   = flag.Int64("seed", -1, "the only seed to simulate, with a trace of what happens")
 	flagFirst  = flag.Uint64("first", 0, "the first seed")
 	flagBroken = flag.String("broken", "", "what the disk's calls do not do: nofsync, nodirsync, retryfsync, boltnosync")
+	flagFull   = flag.Bool("full", false, "have the disk full for a while in a third of the lives")
 	flagTries  = flag.Int("tries", 1, "how often to simulate each seed")
 )
 
@@ -87,6 +88,7 @@ type counts struct {
 	Lost                              int // operations not acknowledged that were lost
 	Read                              int // messages compared after a start
 	Delivered, Acks                   int
+	Full                              int // lives in which the disk was full for a while
 }
 
 func (c *counts) add(o *counts) {
@@ -102,6 +104,7 @@ func (c *counts) add(o *counts) {
 	c.Read += o.Read
 	c.Delivered += o.Delivered
 	c.Acks += o.Acks
+	c.Full += o.Full
 }
 
 // sim is the simulation of one seed.
@@ -157,6 +160,7 @@ type op struct {
 	text    string
 	apply   func(*world) result
 	check   func(op *op, got *answer) string // what is wrong with the answer
+	refused func()                           // called if it is; may be nil
 	void    bool                             // known not to have come to the log
 	meta    bool                             // creates or deletes a stream
 	ran     bool                             // is in tail
@@ -168,6 +172,7 @@ type reply struct {
 	op   *op
 	data []byte
 	in   *ingested
+	at   time.Time
 }
 
 type ingested struct {
@@ -272,6 +277,10 @@ func (s *sim) runLife(last bool) {
 					s.m.plan(end)
 				}
 				s.work(10 + s.rng.IntN(60))
+				if s.m.wasFull.Load() && !s.over() {
+					s.counts.Full++
+					s.resumes()
+				}
 				if last && !s.over() {
 					s.drain()
 				}
@@ -381,7 +390,7 @@ func (s *sim) onReply(m *broker.Msg) {
 		o = &op{id: id, text: "answered twice"}
 	}
 	delete(s.waiting, id)
-	s.replies = append(s.replies, reply{op: o, data: slices.Clone(m.Data)})
+	s.replies = append(s.replies, reply{op: o, data: slices.Clone(m.Data), at: time.Now()})
 }
 
 // recovered compares what the store holds after a start with the model.
@@ -611,7 +620,13 @@ func (s *sim) answered(r *reply) {
 	if kind := s.refusal(&a); kind != applied {
 		o.void = kind == refused && !o.ran
 		s.counts.Refused++
+		if o.refused != nil {
+			o.refused()
+		}
 		s.logf("op %d refused: %s %+v", o.id, r.data, r.in)
+		if kind == refused && s.m.wasFull.Load() && !s.m.full.Load() && r.at.Sub(s.m.roomSince) > resumeWithin {
+			s.fail("op %d (%s) is refused %v after there was room: %s %+v", o.id, o.text, r.at.Sub(s.m.roomSince), r.data, r.in)
+		}
 		if kind == unknown && !s.over() {
 			s.fail("op %d (%s) is refused for no reason: %s %+v", o.id, o.text, r.data, r.in)
 		}
@@ -660,7 +675,7 @@ func (s *sim) refusal(a *answer) int {
 	case api.ErrInsufficientResources.ErrCode:
 		return refused
 	case api.ErrStreamCreate.ErrCode:
-		if s.m.faulty() {
+		if s.m.faulty() || s.m.wasFull.Load() {
 			return refused // its file could not be made
 		}
 	case api.ErrStreamStoreFailed.ErrCode:
@@ -676,6 +691,28 @@ func (m *machine) faulty() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.fault
+}
+
+// resumeWithin is how soon everything has to work again once a disk that was
+// full has room.
+const resumeWithin = 5 * time.Second
+
+// resumes makes room on a disk that was full and waits until messages have to be
+// taken again; what is refused after that is a failure.
+func (s *sim) resumes() {
+	if s.m.full.Load() {
+		s.settle()
+		s.m.makeRoom()
+		s.logf("the disk is full: false")
+	}
+	time.Sleep(resumeWithin + time.Second)
+	s.settle()
+	for range 5 {
+		if !s.over() && s.pick(takes) != nil {
+			s.publish()
+		}
+	}
+	s.settle()
 }
 
 // stop ends the life; clean says whether the node is to stop by itself. It

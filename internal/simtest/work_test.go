@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"syscall"
 	"testing/synctest"
 	"time"
 
@@ -71,9 +72,14 @@ func consumed(st *mstream) bool { return len(st.consumers) > 0 }
 
 // work runs n operations.
 func (s *sim) work(n int) {
-	for range n {
+	for i := range n {
 		if s.over() {
 			return
+		}
+		if was := s.m.full.Load(); i > 0 {
+			if s.m.space(i); was != s.m.full.Load() {
+				s.logf("the disk is full: %v", !was)
+			}
 		}
 		if len(s.tail.streams) < 3 {
 			s.create()
@@ -366,6 +372,7 @@ func (s *sim) ingest() {
 		}
 		return ""
 	}
+	o.refused = func() { delete(s.edges, name) } // goes on from the position
 	s.issue(o, "ingest %s %d to %d, %d messages", name, in.First, in.Through, len(in.Msgs))
 	es.Ingest(in, func(pos command.Position, err error) {
 		if s.m.off.Load() {
@@ -374,7 +381,7 @@ func (s *sim) ingest() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.waiting, o.id)
-		s.replies = append(s.replies, reply{op: o, in: &ingested{pos, err}})
+		s.replies = append(s.replies, reply{op: o, in: &ingested{pos, err}, at: time.Now()})
 	})
 	s.e.Kick()
 }
@@ -456,7 +463,7 @@ func (s *sim) checkpoint(wait bool) {
 	e := s.e
 	run := func() {
 		err := e.Checkpoint()
-		if err == nil || s.m.off.Load() {
+		if err == nil || s.m.off.Load() || s.m.wasFull.Load() && errors.Is(err, syscall.ENOSPC) {
 			return
 		}
 		s.mu.Lock()
@@ -476,6 +483,9 @@ func (s *sim) checkpoint(wait bool) {
 // sleep lets time pass, so that things expire and are redelivered.
 func (s *sim) sleep() {
 	d := time.Duration(s.rng.Int64N(int64(time.Millisecond) << s.rng.IntN(26)))
+	if s.m.full.Load() { // everything is tried again each second
+		d = min(d, 3*time.Second)
+	}
 	s.logf("%v pass", d)
 	time.Sleep(d)
 	s.settle()
