@@ -43,6 +43,7 @@ type file struct {
 	size    int64
 	extents []extent // by from
 	units   []unit   // by from
+	newest  bool     // it is the log's last segment
 }
 
 // place is a part of a file that has a class.
@@ -122,6 +123,7 @@ func (t *template) surveyLog(f *file, b []byte, newest bool) {
 		t.add("wal spare", f, 0, f.size)
 		return
 	}
+	f.newest = newest
 	t.add("wal header", f, 0, min(128, f.size))
 	t.add("wal header padding", f, 128, min(page, f.size))
 	end := int64(page) // of what was written
@@ -213,6 +215,18 @@ type damage struct {
 	hit   map[*expected]bool // what may be lost because of it
 }
 
+// looksTorn says that the damage takes the mark that the log ends in together
+// with what is before it: what is left looks as after a power cut in the middle
+// of the last write, which nobody was told is safe. Nothing can tell the two apart.
+func (d *damage) looksTorn() bool {
+	n := len(d.file.units)
+	if !d.file.newest || n == 0 || d.op == "truncate" { // a file cut is shorter than it says
+		return false
+	}
+	mark := d.file.units[n-1]
+	return d.off < mark.from && d.off+d.n > mark.from
+}
+
 func (d *damage) String() string {
 	switch d.op {
 	case "bit":
@@ -231,8 +245,8 @@ func (d *damage) String() string {
 const older = "meta.db older"
 
 // choose draws a damage: first the class, so that rare ones get their share,
-// then the place in it.
-func (t *template) choose(r *rand.Rand, prefixes string) *damage {
+// then the place in it. With a turn of 0 and up the classes take turns.
+func (t *template) choose(r *rand.Rand, prefixes string, turn int) *damage {
 	var classes []string
 	for _, c := range t.classes {
 		if slices.ContainsFunc(strings.Split(prefixes, ","), func(p string) bool { return strings.HasPrefix(c, p) }) {
@@ -242,7 +256,11 @@ func (t *template) choose(r *rand.Rand, prefixes string) *damage {
 	if len(classes) == 0 {
 		return nil
 	}
-	d := &damage{class: classes[r.IntN(len(classes))], noise: r.Uint64(), older: t.older}
+	class := classes[r.IntN(len(classes))]
+	if turn >= 0 {
+		class = classes[turn%len(classes)]
+	}
+	d := &damage{class: class, noise: r.Uint64(), older: t.older}
 	places := t.places[d.class]
 	total := int64(0)
 	for _, p := range places {

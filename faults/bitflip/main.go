@@ -46,7 +46,7 @@ type options struct {
 	class                string
 	edge, hub            string
 	tags                 string
-	expectFailure        bool
+	expectFailure, turns bool
 	dir                  string
 	timeout              time.Duration
 }
@@ -68,6 +68,7 @@ func run(ctx context.Context, args []string) (err error) {
 	fs.IntVar(&o.workers, "workers", 2, "edges at the same time")
 	fs.Uint64Var(&o.seed, "seed", 0, "determines the damages, within the template stores of a run (default: random)")
 	fs.StringVar(&o.class, "class", "", "damage only places whose class has one of these prefixes, with commas: wal,msgs.db leaf")
+	fs.BoolVar(&o.turns, "turns", false, "let the classes take turns: as many damages as there are classes damage each once")
 	fs.StringVar(&o.edge, "edge", "", "edge binary (default: built from this repository with the tag small_budgets)")
 	fs.StringVar(&o.hub, "hub", "", "hub binary (default: built from this repository)")
 	fs.StringVar(&o.tags, "tags", "", "further build tags for the edge")
@@ -221,7 +222,11 @@ func (r *runner) one(ctx context.Context, site *rig.Site, n int) error {
 	var d *damage
 	for _, i := range rng.Perm(len(r.templates)) { // one of them may have no such place
 		t = r.templates[i]
-		if d = t.choose(rng, r.o.class); d != nil {
+		turn := -1
+		if r.o.turns {
+			turn = n - 1
+		}
+		if d = t.choose(rng, r.o.class, turn); d != nil {
 			break
 		}
 	}
