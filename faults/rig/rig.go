@@ -34,7 +34,7 @@ func ModuleRoot() (string, error) {
 // Build compiles package pkg of the module in moduleDir into the file out, with
 // the given build tags. The error carries the compiler's output.
 func Build(ctx context.Context, moduleDir, pkg, out string, tags ...string) error {
-	args := []string{"build", "-o", out}
+	args := []string{"build", "-ldflags", "-s -w", "-o", out} // linking takes the longest
 	if len(tags) > 0 {
 		args = append(args, "-tags", strings.Join(tags, ","))
 	}

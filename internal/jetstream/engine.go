@@ -356,7 +356,11 @@ func (e *Engine) close(checkpoint bool) error {
 	e.wg.Wait()
 	if checkpoint && !e.failed.Load() {
 		for _, s := range *e.streams.Load() {
-			errs = append(errs, e.kept(s))
+			err := e.kept(s)
+			errs = append(errs, err)
+			if errors.Is(err, storage.ErrFailed) { // the others have the log
+				return errors.Join(append(errs, e.release())...)
+			}
 			s.remember()
 		}
 		if err := e.saveAndDestroy(); !noSpace(err) { // the log has it
