@@ -23,6 +23,8 @@ const (
 	backlogReady  = 5 * time.Second
 	backlogAnon   = 150 * mib
 	backlogMemory = 300 * 1000 * 1000
+	// While it is published to at full speed.
+	backlogPublish = 200 * mib
 
 	storedReady = time.Second
 	storedRead  = 64 * mib
@@ -36,10 +38,12 @@ const (
 	streamsFiles = 256
 	// What is not checkpointed yet is in memory and in the log; the collector
 	// lets garbage grow to the same size.
-	streamsAnon = 640 * mib
-	// The log's budget is 256 MiB; the segment that is being written and the
+	streamsAnon = 256 * mib
+	// The log's budget is 128 MiB; the segment that is being written and the
 	// spares that are kept for a full disk come on top.
-	streamsLog = 512 * mib
+	streamsLog = 320 * mib
+	// All stores are opened, and the log is replayed.
+	streamsReady = 5 * time.Second
 )
 
 func (b *bench) create(ctx context.Context, cfg jetstream.StreamConfig) error {
@@ -118,7 +122,8 @@ func (b *bench) backlog(ctx context.Context) error {
 	}
 	p := m.take()
 	m.close()
-	fmt.Printf("scale: memory while publishing at full speed: %s anonymous, %s resident\n", inMB(p.anon), inMB(p.rss))
+	fmt.Printf("scale: at most %s resident while publishing at full speed\n", inMB(p.rss))
+	within(b, "anonymous memory while publishing at full speed", p.anon, backlogPublish, inMB)
 	b.site.Edge.Kill()
 	if err := b.backlogOnce(ctx, "", uint64(f.acked.Load()), nil); err != nil {
 		return err
@@ -511,7 +516,7 @@ func (b *bench) streams(ctx context.Context) error {
 	}
 	p = m.take()
 	m.close()
-	fmt.Printf("scale: ready with %d streams after kill -9: %s\n", b.o.streams, duration(took))
+	within(b, fmt.Sprintf("ready with %d streams after kill -9", b.o.streams), took, streamsReady, duration)
 	within(b, "open files then", p.fds, streamsFiles, number)
 	for i := busy; i < b.o.streams; i++ {
 		if err := b.holds(ctx, fmt.Sprintf("IDLE%d", i), 3); err != nil {

@@ -381,7 +381,15 @@ func (e *Engine) onAck(m *broker.Msg) {
 		return
 	}
 	e.ack(m)
+	if e.ackCount.Add(1)%64 == 0 && e.wal.Unapplied() > ackBacklog {
+		_ = e.wal.Commit() // a log that has failed says so itself
+	}
 }
+
+// ackBacklog is how many records may wait to be applied before those who
+// acknowledge have to: their records are so small that MaxPending does not hold
+// them back, and each publish waits until those before it have been applied.
+const ackBacklog = 1024
 
 func (e *Engine) ack(m *broker.Msg) {
 	streamName, consumerName, ref, ok := consumer.ParseAck(view(m.Subject))

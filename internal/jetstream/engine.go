@@ -199,6 +199,7 @@ type Engine struct {
 	trimMu              sync.Mutex // one trim at a time
 	logGate, tableGate  gate       // where publishers wait, see regulate
 	tableBytes          atomic.Int64
+	ackCount            atomic.Uint32 // acknowledgements: after every 64th of them it is looked at the log
 	durMu               sync.Mutex
 	awaitingSync        map[*Stream]struct{} // have applied what is not durable yet
 }

@@ -27,7 +27,7 @@ import (
 
 const (
 	ballastName = "ballast"
-	maxBallast  = 64 << 20
+	maxBallast  = 32 << 20
 	minBallast  = 1 << 20
 	// lowWater is what publishing leaves free on the file system: without any
 	// room nothing could be made anew for what has been purged.

@@ -702,6 +702,9 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 // unwanted reports whether no consumer needs a message (any more). One that is
 // gone already is not unwanted.
 func (s *Stream) unwanted(seq uint64) bool {
+	if s.m.Config().Retention == api.WorkQueuePolicy {
+		return true // it was the only consumer that may have it
+	}
 	msg, err := s.store.Load(seq)
 	if err != nil {
 		return false

@@ -159,7 +159,7 @@ func (e *Engine) boundReplay(r *wal.Record) error {
 		return nil
 	}
 	e.sinceCheck = 0
-	if e.tableBytes.Load() <= 2*e.o.TableBudget {
+	if e.tableBytes.Load() <= tableBurst*e.o.TableBudget {
 		return nil
 	}
 	e.lastLSN.Store(uint64(r.LSN - 1)) // what a stream that is damaged has had

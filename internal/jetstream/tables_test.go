@@ -38,7 +38,7 @@ func TestReplayKeepsTablesSmall(t *testing.T) {
 	if err := e.recover(); err != nil {
 		t.Fatal(err)
 	}
-	if held, most := e.tableBytes.Load(), 2*budget+e.checkEvery()+2*size; held > most {
+	if held, most := e.tableBytes.Load(), tableBurst*budget+e.checkEvery()+2*size; held > most {
 		t.Errorf("tables of %d octets after the replay, want %d at most", held, most)
 	}
 	if oldest := e.wal.Oldest(); oldest != 1 {
@@ -66,7 +66,7 @@ func TestReplayKeepsTablesSmall(t *testing.T) {
 
 // The budget of tables is for all streams together.
 func TestTablesShareBudget(t *testing.T) {
-	const streams, size, budget = 6, 8 << 10, 128 << 10
+	const streams, size, budget = 6, 8 << 10, 32 << 10
 	n := startNode(t, t.TempDir(), func(o *Options) { o.TableBudget = budget })
 	_, admin := n.connect()
 	for i := range streams {

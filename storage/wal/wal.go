@@ -1024,6 +1024,14 @@ func (l *Log) Appended() storage.LSN {
 	return l.next - 1
 }
 
+// Unapplied returns how many records have been appended for which OnCommit has
+// not returned.
+func (l *Log) Unapplied() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return uint64(l.next-1) - l.applied.Load()
+}
+
 // Size returns the bytes that records take in live segments, the unused part
 // of the active one and spares not included.
 func (l *Log) Size() int64 {

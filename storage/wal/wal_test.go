@@ -884,3 +884,32 @@ func TestKickOrCommit(t *testing.T) {
 		l.KickOrCommit() // nothing to do
 	})
 }
+
+func TestUnapplied(t *testing.T) {
+	dir := t.TempDir()
+	in, out := make(chan struct{}), make(chan struct{})
+	l, err := wal.Open(wal.Options{FS: vfs.OS, Dir: dir, SegmentSize: 1 << 20, OnCommit: func([]wal.Record) { in <- struct{}{}; <-out }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if _, err := l.Append(1, nil, []byte("x")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.Kick()
+	<-in
+	if n := l.Unapplied(); n != 3 {
+		t.Errorf("%d unapplied while OnCommit has 3", n)
+	}
+	close(out)
+	if err := l.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if n := l.Unapplied(); n != 0 {
+		t.Errorf("%d unapplied after the commit", n)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
