@@ -50,3 +50,37 @@ func TestWalk(t *testing.T) {
 		t.Errorf("walk: %v", err)
 	}
 }
+
+// A page that says it goes on over others is no matter to readers, but would be to
+// the next change.
+func TestWalkOverflow(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "meta.db")
+	db := openTest(t, path)
+	for i := range 50 {
+		if err := db.Put("b", KV{fmt.Sprint(i % 7), bytes.Repeat([]byte("x"), 100*i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Walk(); err != nil { // some really do
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := 2 * 4096; at < len(raw); at += 4096 {
+		if raw[at+8] == 2 { // a leaf
+			raw[at+14] ^= 8
+		}
+	}
+	if err := os.WriteFile(path, raw, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	db = openTest(t, path)
+	if err := db.Walk(); !errors.Is(err, storage.ErrCorrupt) {
+		t.Errorf("walk: %v", err)
+	}
+}
