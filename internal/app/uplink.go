@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"petiole/internal/admin"
@@ -34,7 +35,7 @@ func Uplink(n *Node) (Link, error) {
 		n.Log.Error("the hub is not connected to; clients of this edge are served all the same", "err", err)
 		return noUplink{err, time.Now(), c.Exports}, nil
 	}
-	if errors.Is(err, storage.ErrFailed) {
+	if errors.Is(err, storage.ErrFailed) || errors.Is(err, syscall.EIO) {
 		return nil, Exit(ExitStorage, fmt.Errorf("device key: %w", err))
 	}
 	if err != nil {
