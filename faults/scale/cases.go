@@ -33,9 +33,10 @@ const (
 	drainWithin = time.Minute
 	drainP99    = 100 * time.Millisecond
 
-	// 64 stores are open at a time, with two files each at most; the log, the
-	// meta store and connections come on top.
-	streamsFiles = 256
+	// 128 stores are open at a time, with two files each at most; the log, the
+	// meta store and connections come on top, and stores of streams just created
+	// that still have to be closed.
+	streamsFiles = 320
 	// What is not checkpointed yet is in memory and in the log; the collector
 	// lets garbage grow to the same size.
 	streamsAnon = 256 * mib
