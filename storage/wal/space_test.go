@@ -180,8 +180,6 @@ func TestFullDiskRestart(t *testing.T) {
 						case "kill":
 							disk = disk.Kill()
 						default:
-							l.Append(1, nil, h.data(rng, 3000))
-							l.Kick()
 							disk = disk.PowerCut()
 						}
 						dead.Close()
