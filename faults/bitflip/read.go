@@ -65,7 +65,7 @@ func pullAll(ctx context.Context, nc *nats.Conn, stream, consumer string, fn fun
 	if err != nil {
 		return err
 	}
-	defer sub.Unsubscribe()
+	defer func() { _ = sub.Unsubscribe() }()
 	if err := sub.SetPendingLimits(-1, -1); err != nil {
 		return err
 	}

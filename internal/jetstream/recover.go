@@ -85,7 +85,9 @@ func (e *Engine) recover() error {
 	}
 	newest = max(newest, known.applied)
 	if w := e.wal.Written(); w < newest {
-		e.lostRecords(wal.Lost{First: w + 1, Last: newest, Uncertain: true})
+		if err := e.lostRecords(wal.Lost{First: w + 1, Last: newest, Uncertain: true}); err != nil {
+			return fmt.Errorf("taking note of what the log has lost: %w", err)
+		}
 		e.log.Error("the log ends before what has been checkpointed: it was lost, or is an older copy, and what it alone had is gone",
 			"directory", o.Dir, "last_record", w, "checkpointed", newest)
 		if err := e.wal.SkipTo(newest + 1); err != nil {
