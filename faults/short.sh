@@ -43,7 +43,7 @@ rig diskfull 60 -size 128 -hold 300ms -rounds 1 -edge "$bin/edge"
 rig stall 60 -freeze 6s -rounds 3 -slow 2s -edge "$bin/edge"
 rig rollback 60 -rounds 1 -rows 500 "${programs[@]}"
 rig scale 60 -case streams -streams 40 -minutes 0.02 "${programs[@]}" # the others take long
-rig badinput 60 -noise 1s "${programs[@]}"
+rig badinput 90 -noise 1s -conns 300 "${programs[@]}"
 rig outage 150 -short "${programs[@]}"
 
 for dir in faults/*/; do

@@ -34,7 +34,11 @@ func checks() []check {
 	return []check{
 		{"client-noise", clientNoise},
 		{"client-protocol", clientProtocol},
-		{"client-half-open", clientHalfOpen},
+		{"client-hangs-up", clientHangsUp},
+		{"client-floods", clientFloods},
+		{"slow-readers", slowReaders},
+		{"half-open-tcp", halfOpenTCP},
+		{"half-open-tls", halfOpenTLS},
 		{"quic-noise", quicNoise},
 		{"client-password", clientPassword},
 		{"edge-password", edgePassword},
@@ -147,8 +151,8 @@ func expectRefusal(addr, lines string) error {
 	}
 }
 
-// clientHalfOpen leaves connections in the middle of something and hangs up.
-func clientHalfOpen(_ context.Context, b *bench) error {
+// clientHangsUp leaves connections in the middle of something and hangs up.
+func clientHangsUp(_ context.Context, b *bench) error {
 	var conns []net.Conn
 	defer func() {
 		for _, c := range conns {
@@ -230,15 +234,7 @@ func edgeAlone(b *bench, name, config string, use func(p *rig.Process, addr stri
 // clientPassword logs in with a wrong password, and without one.
 func clientPassword(_ context.Context, b *bench) error {
 	return edgeAlone(b, "client-password", "authorization { user: alice, password: right }\n", func(p *rig.Process, addr string) error {
-		var nc *nats.Conn
-		var err error
-		for end := time.Now().Add(rig.StartTimeout); ; {
-			nc, err = nats.Connect("nats://alice:right@" + addr)
-			if err == nil || time.Now().After(end) {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		nc, err := connect(p, addr, nats.UserInfo("alice", "right"))
 		if err != nil {
 			return fmt.Errorf("the right password is refused: %w", err)
 		}

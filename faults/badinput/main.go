@@ -1,7 +1,8 @@
 //go:build linux
 
 // Badinput gives the programs what they should refuse: noise on the client port
-// and on the QUIC port, wrong passwords, a hub with another certificate, store
+// and on the QUIC port, clients that never end what they begin or read nothing,
+// wrong passwords, a hub with another certificate, store
 // directories that cannot be written, configurations with mistakes. Each
 // refusal has to say what is wrong, where, and what to do, and end the program
 // with the documented status, or leave the running programs unharmed: a healthy
@@ -43,6 +44,8 @@ type bench struct {
 	dir  string
 	site *rig.Site // a healthy edge with its hub, serving all the time
 	load time.Duration
+	// conns is how many connections are half open at once.
+	conns int
 }
 
 // check is one thing done wrong.
@@ -59,6 +62,7 @@ func run(ctx context.Context, args []string) (err error) {
 	given := fs.String("dir", "", "directory for stores and logs; kept (default: a temporary one, removed)")
 	only := fs.String("run", ".", "run only the checks whose name matches this `expression`")
 	load := fs.Duration("noise", 2*time.Second, "how long each kind of noise lasts")
+	conns := fs.Int("conns", 3000, "how many connections are half open at once, over TCP, then over TLS")
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -66,7 +70,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute+10**load)
+	ctx, cancel := context.WithTimeout(ctx, 8*time.Minute+10**load)
 	defer cancel()
 	dir, remove, err := rig.WorkDir(*given, "badinput-")
 	if err != nil {
@@ -79,7 +83,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if err := programs.Missing(ctx, dir, true); err != nil {
 		return err
 	}
-	b := &bench{dir: dir, load: *load, site: &rig.Site{
+	b := &bench{dir: dir, load: *load, conns: *conns, site: &rig.Site{
 		Dir: filepath.Join(dir, "healthy"), Programs: programs, Exports: []rig.Export{{Stream: "ROWS", To: "ROWS"}},
 	}}
 	if err := os.MkdirAll(b.site.Dir, 0o755); err != nil {

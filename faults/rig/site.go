@@ -81,7 +81,7 @@ func (s *Site) Prepare() error {
 	if s.Uplink == "" {
 		s.Uplink = s.LinkAddr
 	}
-	cert, key, pin, err := certificate(s.Dir, "hub")
+	cert, key, pin, err := Certificate(s.Dir, "hub")
 	if err != nil {
 		return err
 	}
@@ -224,9 +224,9 @@ func on(url string, fn func(*nats.Conn) error) error {
 	return fn(nc)
 }
 
-// certificate makes a self-signed certificate for 127.0.0.1 and returns its
+// Certificate makes a self-signed certificate for 127.0.0.1 and returns its
 // files and its fingerprint.
-func certificate(dir, name string) (certFile, keyFile, pin string, err error) {
+func Certificate(dir, name string) (certFile, keyFile, pin string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return "", "", "", err
