@@ -162,6 +162,33 @@ func TestEdgeNeverLinksHub(t *testing.T) {
 	}
 }
 
+// A program in which a template can run, or that calls methods by name in other
+// ways, has to keep every exported method of every type: a fifth more to load,
+// and to hold in memory. Cobra has templates for those who set their own only.
+func TestProgramsHaveNoTemplates(t *testing.T) {
+	for _, p := range packages(t) {
+		if rel, _ := local(p.ImportPath); !under(rel, "cmd") && !under(rel, "internal") && !under(rel, "leaf") {
+			continue
+		}
+		for _, imp := range p.Imports {
+			if imp == "text/template" || imp == "html/template" {
+				t.Errorf("%s imports %s", p.ImportPath, imp)
+			}
+		}
+		for _, name := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, call := range []string{".SetUsageTemplate(", ".SetHelpTemplate(", ".SetVersionTemplate(", ".MethodByName("} {
+				if bytes.Contains(text, []byte(call)) {
+					t.Errorf("%s of %s calls %s...)", name, p.ImportPath, call)
+				}
+			}
+		}
+	}
+}
+
 func TestEveryPackageHasADocComment(t *testing.T) {
 	for _, p := range packages(t) {
 		if p.Doc != "" {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -46,7 +45,12 @@ command from the source.`,
 	}
 	c.Flags().BoolVar(&o.Keep, "keep", false, "leave edge and hub running at the end, until Ctrl-C")
 	c.Flags().StringVar(&o.Hub, "hub", "", "the hub `program`")
-	// The program's other flags mean nothing here.
-	c.SetUsageTemplate(strings.Replace(c.UsageTemplate(), ".HasAvailableInheritedFlags", "false", 1))
+	// The program's other flags mean nothing here. (Not by a template: those call
+	// methods by name, so that the linker has to keep all there are, and the
+	// program is a fifth larger, in memory too.)
+	c.SetUsageFunc(func(cmd *cobra.Command) error {
+		_, err := fmt.Fprintf(cmd.OutOrStderr(), "Usage:\n  %s\n\nFlags:\n%s", cmd.UseLine(), cmd.LocalFlags().FlagUsages())
+		return err
+	})
 	return c
 }
