@@ -14,6 +14,7 @@ import (
 )
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	var n, opened atomic.Int64
 	storetest.Run(t, storetest.Harness{

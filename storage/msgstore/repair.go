@@ -70,6 +70,8 @@ type SalvageOptions struct {
 	// Log receives what an operator should know (default: slog.Default()).
 	Log *slog.Logger
 
+	extents int // tests only: instead of maxExtents
+
 	now  func() time.Time                // tests only
 	free func(dir string) (int64, error) // tests only
 	step func(step string) (goOn error)  // tests only: called between steps
@@ -144,7 +146,7 @@ func repair(ctx context.Context, path string, r *RepairReport, o SalvageOptions,
 	}
 	s := &salvage{
 		ctx: ctx, path: path, f: boltpages.Open(in, size), size: size, report: r,
-		logFrom: o.LogFrom, hint: h,
+		logFrom: o.LogFrom, hint: h, most: cmp.Or(o.extents, maxExtents),
 	}
 	switch floor, err := ReadFloor(filepath.Dir(path)); {
 	case err == nil:

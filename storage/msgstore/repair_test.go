@@ -48,6 +48,7 @@ func hurt(t fataler, p *sample, dir string, n int) (pages map[uint64]bool) {
 // TestRepair repairs an open store that holds more in memory than its file
 // does: frozen and active messages and deletions.
 func TestRepair(t *testing.T) {
+	t.Parallel()
 	for _, frozen := range []bool{false, true} {
 		t.Run(fmt.Sprint("frozen ", frozen), func(t *testing.T) {
 			p := newSample(t, 2000)
@@ -127,6 +128,7 @@ func TestRepair(t *testing.T) {
 
 // TestRepairBesideOthers repairs a store while it is written to and read.
 func TestRepairBesideOthers(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 2000)
 	s := p.open(t, p.dir)
 	defer s.Close()
@@ -208,6 +210,7 @@ func TestRepairBesideOthers(t *testing.T) {
 // TestCompact makes a store that has been drained smaller, beside a writer and
 // checkpoints.
 func TestCompact(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 3000)
 	s := p.open(t, p.dir)
 	defer func() { s.Close() }()
@@ -318,6 +321,7 @@ func TestCompactRefusals(t *testing.T) {
 
 // TestScrub finds nothing in an intact store, and every damage to a value.
 func TestScrub(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 2000)
 	s := p.open(t, p.dir)
 	defer s.Close()

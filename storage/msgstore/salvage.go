@@ -62,6 +62,7 @@ type salvage struct {
 	kvs     map[string]keyed
 	have    present
 	extents []extent
+	most    int // maxExtents, but in tests
 	// Of a large file it takes much to remember where everything is, and the
 	// tree says it again as long as it is in order: then extents has only what
 	// has been found elsewhere.
@@ -92,9 +93,8 @@ type keyed struct {
 	stale bool
 }
 
-// maxExtents is how many extents are remembered of a tree in order. Tests make
-// it small.
-var maxExtents = 1 << 17
+// maxExtents is how many extents are remembered of a tree in order.
+const maxExtents = 1 << 17
 
 // extent is where messages are: all that exist in [first, last] are in the
 // chunk at that place. Extents have no sequence in common.
@@ -641,7 +641,7 @@ func (s *salvage) messages() error {
 			s.ordered = s.ordered && x.first > s.highest
 			s.highest = max(s.highest, x.last)
 		}
-		if len(s.extents) > maxExtents && s.ordered && !again {
+		if len(s.extents) > s.most && s.ordered && !again {
 			s.walk, s.extents = true, s.extents[:0]
 		}
 		return true

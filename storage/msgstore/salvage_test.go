@@ -349,6 +349,7 @@ func verified(t fataler, dir string) {
 
 // TestSalvageEveryPage destroys each page in turn.
 func TestSalvageEveryPage(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 1500)
 	kinds := map[boltpages.Kind]int{}
 	lost := 0
@@ -401,6 +402,7 @@ func TestSalvageEveryPage(t *testing.T) {
 // names of buckets, and the numbers of entries: what is not found under its key is
 // not taken for never having been.
 func TestSalvageFlippedKeys(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 700)
 	at := -1
 	for q := range uint64(len(p.file) / pageSize) {
@@ -429,10 +431,10 @@ func TestSalvageFlippedKeys(t *testing.T) {
 
 // TestSalvageRandomPages destroys pages at random, 500 times.
 func TestSalvageRandomPages(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 700)
 	pages := uint64(len(p.file) / pageSize)
 	n, lost, kept := 0, uint64(0), uint64(0)
-	defer func(n int) { maxExtents = n }(maxExtents)
 	run := func(t *rapid.T) {
 		n++
 		file := bytes.Clone(p.file)
@@ -463,8 +465,8 @@ func TestSalvageRandomPages(t *testing.T) {
 		dir := p.damaged(t, file)
 		defer os.RemoveAll(dir)
 		// By way of remembering everything, and by reading the tree twice.
-		maxExtents = rapid.SampledFrom([]int{0, 20, 1 << 17}).Draw(t, "extents")
-		report, err := Salvage(dir, SalvageOptions{Log: quiet()})
+		most := rapid.SampledFrom([]int{1, 20, maxExtents}).Draw(t, "extents")
+		report, err := Salvage(dir, SalvageOptions{Log: quiet(), extents: most})
 		if err != nil {
 			t.Fatalf("salvage: %v", err)
 		}
@@ -485,6 +487,7 @@ func TestSalvageRandomPages(t *testing.T) {
 
 // TestSalvageFileLevel damages the file as a whole.
 func TestSalvageFileLevel(t *testing.T) {
+	t.Parallel()
 	p := newSample(t, 1500)
 	all := func([]uint64) bool { return true }
 	size := len(p.file)

@@ -415,6 +415,7 @@ func fileSize(tb testing.TB, s *Store) int64 {
 // A file of which nothing lives any more is replaced, whether it was purged or
 // consumed, and keeps what else it holds.
 func TestFreshFile(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"purge", "consume"} {
 		t.Run(how, func(t *testing.T) {
 			s := openFast(t, t.TempDir())
@@ -467,6 +468,7 @@ func TestFreshFile(t *testing.T) {
 
 // A bucket of keys, overwritten again and again, takes the space of what lives.
 func TestKeysReclaimed(t *testing.T) {
+	t.Parallel()
 	const keys, rounds = 10_000, 6
 	s := openFast(t, t.TempDir())
 	last := make([]uint64, keys)

@@ -40,6 +40,7 @@ func manyKeys(tb testing.TB, n int) (dir string) {
 
 // Subjects are looked up when they are needed: opening takes in none of many.
 func TestSubjectsOnDemand(t *testing.T) {
+	t.Parallel()
 	const n = 3 * eagerSubjects
 	s := openFast(t, manyKeys(t, n))
 	if got := table.InMemory(s.Table); got != 0 || s.State().Subjects != n {
@@ -100,6 +101,7 @@ func TestSubjectsOnDemand(t *testing.T) {
 // A summary that is damaged or missing is no answer; nothing is stored that might
 // follow from one; repairing the open store brings it back.
 func TestSubjectsDamaged(t *testing.T) {
+	t.Parallel()
 	const n, victim = 2 * eagerSubjects, 4321
 	dir := manyKeys(t, n)
 	for _, c := range []struct {
