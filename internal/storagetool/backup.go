@@ -199,20 +199,11 @@ func addDocument(w backupWriter, name string, v any, at time.Time) error {
 // backupFiles returns the names of the files that a store is made of, sorted.
 func (s *Store) backupFiles() ([]string, error) {
 	var files []string
-	err := filepath.WalkDir(s.dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(s.dir, p)
-		if err != nil {
-			return err
-		}
-		name := filepath.ToSlash(rel)
+	err := s.walk(func(name string, fi fs.FileInfo) error {
 		switch {
-		case d.IsDir() && name == "parked":
+		case name == "parked" && fi.IsDir():
 			return fs.SkipDir
-		case d.IsDir():
-		case !d.Type().IsRegular():
+		case !fi.Mode().IsRegular():
 			// Sockets come back with the program.
 		case leftOut(name):
 		default:
@@ -339,6 +330,11 @@ func (w *dirWriter) close() error {
 func Restore(ctx context.Context, from, dir string) (*Manifest, error) {
 	fail := func(err error) (*Manifest, error) { return nil, fmt.Errorf("restore %s to %s: %w", from, dir, err) }
 	dir = abs(dir)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real // a link stays, and what it leads to is filled
+	} else if fi, lerr := os.Lstat(dir); lerr == nil && fi.Mode()&fs.ModeSymlink != 0 {
+		return fail(fmt.Errorf("the link leads nowhere, make the directory first: %w", err))
+	}
 	entries, err := os.ReadDir(dir)
 	switch {
 	case err == nil && len(entries) > 0:

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
+
+	"petiole/storage/vfs"
 )
 
 // kept is contents without what a backup leaves out, by names within the store.
@@ -255,5 +257,88 @@ func TestBackupInterrupted(t *testing.T) {
 	}
 	if left := must(os.ReadDir(parent)); len(left) > 0 {
 		t.Errorf("left behind is %v", left)
+	}
+}
+
+// TestBackupOfLinks backs up a store of which parts lie elsewhere, behind
+// symbolic links, as its directory does: all of it is in the backup.
+func TestBackupOfLinks(t *testing.T) {
+	dir := fill(t, nil)
+	want := kept(t, dir)
+	elsewhere := t.TempDir()
+	link := filepath.Join(t.TempDir(), "store")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Skip("no symbolic links here:", err)
+	}
+	for _, name := range []string{"wal", "streams"} {
+		if err := os.Rename(filepath.Join(dir, name), filepath.Join(elsewhere, name)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(filepath.Join(elsewhere, name), filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := open(t, link)
+	for _, directory := range []bool{false, true} {
+		to := filepath.Join(t.TempDir(), "copy")
+		if _, err := s.Backup(t.Context(), to, BackupOptions{Directory: directory}); err != nil {
+			t.Fatal(err)
+		}
+		// What is restored through a link is where it leads.
+		target := t.TempDir()
+		through := filepath.Join(t.TempDir(), "store")
+		if err := os.Symlink(target, through); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Restore(t.Context(), to, through); err != nil {
+			t.Fatal(err)
+		}
+		if !maps.EqualFunc(want, kept(t, target), bytes.Equal) {
+			t.Errorf("restored are %v", slices.Sorted(maps.Keys(kept(t, target))))
+		}
+	}
+	if err := os.Symlink(elsewhere, filepath.Join(elsewhere, "wal", "again")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Backup(t.Context(), filepath.Join(t.TempDir(), "loop"), BackupOptions{}); err == nil {
+		t.Error("a link in a circle: no error")
+	}
+}
+
+// TestRestoreToDanglingLink restores to a link that leads nowhere.
+func TestRestoreToDanglingLink(t *testing.T) {
+	s := open(t, fill(t, nil))
+	to := filepath.Join(t.TempDir(), "copy")
+	if _, err := s.Backup(t.Context(), to, BackupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "store")
+	if err := os.Symlink(filepath.Join(t.TempDir(), "nowhere"), link); err != nil {
+		t.Skip("no symbolic links here:", err)
+	}
+	if _, err := Restore(t.Context(), to, link); err == nil || !strings.Contains(err.Error(), "leads nowhere") {
+		t.Errorf("restored to a link that leads nowhere: %v", err)
+	}
+}
+
+// TestChangeLocksCopy changes a store without a lock file: nobody may open it
+// meanwhile.
+func TestChangeLocksCopy(t *testing.T) {
+	for name, change := range map[string]func(*Store) error{
+		"compact": func(s *Store) error { _, err := s.Compact(t.Context(), CompactOptions{}); return err },
+		"salvage": func(s *Store) error { _, err := s.Salvage(t.Context(), SalvageOptions{}); return err },
+	} {
+		dir := fill(t, nil)
+		if err := os.Remove(filepath.Join(dir, "LOCK")); err != nil {
+			t.Fatal(err)
+		}
+		s := open(t, dir)
+		if err := change(s); err != nil {
+			t.Fatal(name, err)
+		}
+		if l, err := vfs.OS.Lock(filepath.Join(dir, "LOCK")); !errors.Is(err, vfs.ErrLocked) {
+			t.Errorf("%s: the store is not locked: %v", name, err)
+			_ = l
+		}
 	}
 }

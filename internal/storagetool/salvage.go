@@ -79,6 +79,9 @@ type Salvaged struct {
 // Salvage repairs the files of streams that are damaged (see msgstore.Salvage).
 // Those that are not are left alone.
 func (s *Store) Salvage(ctx context.Context, o SalvageOptions) ([]Salvaged, error) {
+	if err := s.forChange(); err != nil {
+		return nil, err
+	}
 	dirs, err := s.directories(o.Stream)
 	if err != nil {
 		return nil, err
@@ -168,6 +171,9 @@ type Compacted struct {
 // Compact makes the files of streams smaller where it is worth it. It is as
 // good while the program runs, which does it by itself.
 func (s *Store) Compact(ctx context.Context, o CompactOptions) ([]Compacted, error) {
+	if err := s.forChange(); err != nil {
+		return nil, err
+	}
 	dirs, err := s.directories(o.Stream)
 	if err != nil {
 		return nil, err

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"path"
 	"strings"
 
 	"petiole/storage"
@@ -143,19 +143,8 @@ func (s *Store) Stat() (*Stat, error) {
 
 // parked sums up the files that repairs have put aside.
 func (s *Store) parked() (files int, n int64, err error) {
-	err = filepath.WalkDir(s.dir, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || !d.Type().IsRegular() {
-			return err
-		}
-		rel, err := filepath.Rel(s.dir, p)
-		if err != nil {
-			return err
-		}
-		if strings.HasPrefix(filepath.ToSlash(rel), "parked/") || strings.Contains(d.Name(), ".damaged-") {
-			fi, err := d.Info()
-			if err != nil {
-				return err
-			}
+	err = s.walk(func(name string, fi fs.FileInfo) error {
+		if fi.Mode().IsRegular() && (strings.HasPrefix(name, "parked/") || strings.Contains(path.Base(name), ".damaged-")) {
 			files++
 			n += fi.Size()
 		}

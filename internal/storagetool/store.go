@@ -12,7 +12,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 
 	"petiole/internal/jetstream"
 	"petiole/storage"
@@ -49,6 +51,20 @@ func Open(dir string) (*Store, error) {
 	return s, nil
 }
 
+// forChange takes the lock of a store that has no lock file, as a copy: what
+// changes it must not meet a program that starts meanwhile.
+func (s *Store) forChange() error {
+	if s.lock != nil {
+		return nil
+	}
+	lock, err := vfs.OS.Lock(s.path("LOCK"))
+	if err != nil {
+		return fmt.Errorf("lock store %s: %w", s.dir, err)
+	}
+	s.lock = lock
+	return nil
+}
+
 // Close lets programs use the store again.
 func (s *Store) Close() error {
 	if s.lock == nil {
@@ -58,6 +74,51 @@ func (s *Store) Close() error {
 }
 
 func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
+
+// walk calls fn for every file and directory in the store, with its name within
+// it, with slashes. Symbolic links stand for what they lead to, as they do for
+// the program: who moves the log to another disk leaves one in its place. fn
+// may return fs.SkipDir for a directory.
+func (s *Store) walk(fn func(name string, fi fs.FileInfo) error) error {
+	return s.walkDir("", nil, fn)
+}
+
+// walkDir is walk below the directory of that name; above are those that it lies
+// in.
+func (s *Store) walkDir(dir string, above []fs.FileInfo, fn func(name string, fi fs.FileInfo) error) error {
+	entries, err := os.ReadDir(s.path(filepath.FromSlash(dir)))
+	if err != nil {
+		return err
+	}
+	self, err := os.Stat(s.path(filepath.FromSlash(dir)))
+	if err != nil {
+		return err
+	}
+	above = append(above, self)
+	for _, e := range entries {
+		name := path.Join(dir, e.Name())
+		fi, err := os.Stat(s.path(filepath.FromSlash(name)))
+		if err != nil {
+			return err
+		}
+		switch err := fn(name, fi); {
+		case fi.IsDir() && errors.Is(err, fs.SkipDir):
+			continue
+		case err != nil:
+			return err
+		}
+		if !fi.IsDir() {
+			continue
+		}
+		if slices.ContainsFunc(above, func(a fs.FileInfo) bool { return os.SameFile(a, fi) }) {
+			return fmt.Errorf("%s leads back to a directory that it is in", s.path(filepath.FromSlash(name)))
+		}
+		if err := s.walkDir(name, above, fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // streams reads which streams the store has.
 func (s *Store) streams() ([]jetstream.StreamRecord, error) {
