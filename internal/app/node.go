@@ -74,6 +74,9 @@ func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error)
 	if n.Broker, err = broker.New(opts); err != nil {
 		return n, Exit(ExitConfig, err)
 	}
+	if err := n.Broker.AnswerSystem(); err != nil {
+		return n, Exit(ExitFailure, err)
+	}
 	if cfg.JetStream.Enabled {
 		if err := n.openStore(); err != nil {
 			return n, err
@@ -271,6 +274,7 @@ func brokerOptions(c *config.Config) broker.Options {
 		AuthToken:      c.Auth.Token,
 		NoAuthUser:     c.Auth.NoAuthUser,
 		JetStream:      c.JetStream.Enabled,
+		APILevel:       jetstream.APILevel,
 		Mappings:       c.Mappings,
 		Advertise:      c.ClientAdvertise,
 		Trace:          c.Log.Trace,

@@ -201,6 +201,45 @@ var dialogues = []dialogue{
 	{name: "no responders", conf: "", steps: []string{`1 CONNECT {"verbose":false,"headers":true,"no_responders":true}` + "\nSUB r 1\nPUB nobody r 0\n\n"}},
 	{name: "no echo", conf: "", steps: []string{`1 CONNECT {"verbose":false,"echo":false}` + "\nSUB a 1\nPUB a 0\n\n"}},
 	{name: "unsubscribe after", conf: "", steps: []string{"1 " + quiet + "\nSUB a 1\nUNSUB 1 2\nPUB a 0\n\nPUB a 0\n\nPUB a 0\n\n"}},
+	{name: "no responders for a queue group", conf: "", steps: []string{`1 CONNECT {"verbose":false,"headers":true,"no_responders":true}` + "\nSUB r q 1\nPUB nobody r 0\n\n"}},
+	// What a client hears of the server does not count as one of the messages
+	// that it waits for with nats-server, which keeps the subscription of a
+	// request that nobody answered.
+	{name: "no responders and unsubscribe after", conf: "", steps: []string{
+		`1 CONNECT {"verbose":false,"headers":true,"no_responders":true}` + "\nSUB r 1\nUNSUB 1 1\nPUB nobody r 0\n\nPUB nobody r 0\n\n",
+	}, ours: "1\n\t\"HMSG r 1 38 38\\r\\n\"\n\t\"NATS/1.0 503\\r\\n\"\n\t\"Nats-Subject: nobody\\r\\n\"\n\t\"\\r\\n\"\n\t\"\\r\\n\"\n\t\"PONG\\r\\n\"\n"},
+	{name: "no responders but an echo kept back", conf: "", steps: []string{
+		`1 CONNECT {"verbose":false,"headers":true,"no_responders":true,"echo":false}` + "\nSUB r 1\nSUB n 2\nSUB m q 3\nPUB n r 0\n\nPUB m r 0\n\n",
+	}},
+	{name: "CONNECT again", conf: "", steps: []string{
+		`1 CONNECT {"verbose":false,"headers":true,"echo":false}` + "\nSUB a 1\n", "1 CONNECT {\"echo\":true}\nPUB a 0\n\nSUB b 2\nHPUB b 12 13\nNATS/1.0\n\nx\n",
+		`1 CONNECT {"verbose":true}` + "\nSUB b 3\nPUB b 0\n\n",
+	}},
+	{name: "CONNECT again as somebody else", conf: adaMay("publish: p"), steps: []string{
+		"1 " + asAda + "\nSUB > 1\nPUB p 0\n\nPUB q 0\n\n", "1 " + asBob + "\nPUB p 0\n\nPUB q 0\n\nSUB > 1\nPUB q 0\n\n", "1 " + asAda + "\nPUB q 0\n\n",
+		`1 CONNECT {"pass":"x"}` + "\n",
+	}},
+	{name: "an account is asked for", conf: "", steps: []string{`1 CONNECT {"account":"A"}` + "\n", `2 CONNECT {"new_account":true}` + "\n"}},
+	{name: "an account is asked for with a wrong password", conf: twoUser, steps: []string{`1 CONNECT {"user":"ada","pass":"x","protocol":7}` + "\n", `2 CONNECT {"user":"ada","pass":"a","account":"A"}` + "\n"}},
+	{name: "subjects of servers", conf: "", steps: []string{
+		"1 " + quiet + "\nSUB > 1\nPUB _GR_.x 0\n\nPUB $GR.x 0\n\nPUB _R_.x 0\n\nPUB $SYS.x 0\n\nPUB $JS.x 0\n\nPUB _GR_ 0\n\n",
+		"1 PUB a _GR_.x 0\n\nPUB a $GR.x 0\n\nPUB a _R_.x 0\n\nPUB a $JS.ACK.x 0\n\nPUB a $JS.FC.x 0\n\nPUB a _INBOX.x 0\n\n",
+		"2 CONNECT {}\nPUB a _R_.x 0\n\nPUB $GR.x 0\n\n",
+	}},
+	{name: "subjects of servers and permissions", conf: adaMay(`publish: ["p", "_GR_.>"]`), steps: []string{"1 " + asAda + "\nPUB q _R_.x 0\n\nPUB p _R_.x 0\n\nPUB _GR_.x 0\n\n"}},
+	{name: "the longest control line", conf: "max_control_line: 64", steps: []string{
+		"1 " + quiet + "\nSUB " + strings.Repeat("a", 62) + " 1\nPUB " + strings.Repeat("a", 62) + " 1\nx\nSUB     " + strings.Repeat("b", 62) + " 2\n",
+		"1 SUB " + strings.Repeat("a", 63) + " 1\n",
+	}},
+	{name: "unsubscribe after more or fewer", conf: "", steps: []string{
+		"1 " + quiet + "\nSUB a 1\nPUB a 0\n\nPUB a 0\n\nUNSUB 1 1\nPUB a 0\n\n", "1 SUB a 2\nPUB a 0\n\nPUB a 0\n\nUNSUB 2 3\nPUB a 0\n\nPUB a 0\n\n",
+		"1 SUB a 3\nUNSUB 3 1\nUNSUB 3 2\nPUB a 0\n\nPUB a 0\n\nPUB a 0\n\n", "1 SUB a q 4\nUNSUB 4 2\nPUB a 0\n\n", "1 UNSUB 4 0\nPUB a 0\n\n",
+	}},
+	{name: "an id twice", conf: "", steps: []string{"1 CONNECT {}\nSUB a 1\nSUB b 1\nPUB a 0\n\nPUB b 0\n\n"}},
+	{name: "headers and a client without", conf: "", steps: []string{
+		"1 " + quiet + "\nSUB a 1\n", `2 CONNECT {"verbose":false,"headers":true}` + "\nSUB a 2\nHPUB a r 18 20\nNATS/1.0\nA: b\n\nhi\nHPUB a 0 2\nhi\nHPUB a 2 4\nxxhi\n", "1 ",
+	}},
+	{name: "blanks", conf: "", steps: []string{"1 CONNECT\t{\"verbose\":false}  \nSUB\t a \t 1 \nPUB  a \t1  \nx\nPING  \nUNSUB  1  \n"}},
 	{name: "mapping", conf: "mappings { \"in.*\": \"out.$1\" }\n" + adaMay(`publish: "out.x"`), steps: []string{
 		"2 " + asBob + "\nSUB > 1\n", "1 " + asAda + "\nPUB in.x 0\n\nPUB in.y 0\n\nPUB out.x 0\n\n", "2 ",
 	}},

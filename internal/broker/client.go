@@ -2,6 +2,7 @@ package broker
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -54,9 +55,11 @@ type client struct {
 	log   *slog.Logger
 	start time.Time
 	tls   atomic.Bool
-	cert  atomic.Pointer[x509.Certificate] // the client's; nil without one
-	ready atomic.Bool                      // open is done: the protocol may be spoken
-	nonce string
+	// tlsState is what TLS agreed on; nil without.
+	tlsState atomic.Pointer[tlsState]
+	cert     atomic.Pointer[x509.Certificate] // the client's; nil without one
+	ready    atomic.Bool                      // open is done: the protocol may be spoken
+	nonce    string
 
 	out outbound
 	pub *Publisher
@@ -94,6 +97,9 @@ type client struct {
 	seenAct  int64 // activity at the last ping
 }
 
+// tlsState is a version of TLS and a cipher suite, by their numbers.
+type tlsState struct{ version, cipher uint16 }
+
 // connectArg is the document of CONNECT.
 type connectArg struct {
 	Verbose      bool   `json:"verbose"`
@@ -111,7 +117,10 @@ type connectArg struct {
 	NoResponders bool   `json:"no_responders"`
 	NKey         string `json:"nkey"`
 	Sig          string `json:"sig"`
-	JWT          string `json:"jwt"`
+
+	// Once asked for an account of that name; an error today, as with nats-server.
+	Account    string `json:"account"`
+	NewAccount bool   `json:"new_account"`
 }
 
 // subscription is one SUB of a client, or an internal handler.
@@ -431,28 +440,52 @@ func (c *client) onPong() {
 	c.mu.Unlock()
 }
 
+// onConnect takes CONNECT. A client that sends another one keeps what that does
+// not mention, but not its subscriptions, and has to prove again who it is.
 func (c *client) onConnect(doc []byte) {
 	arg := connectArg{Echo: true, Verbose: true, Pedantic: true}
+	if c.connected {
+		arg = *c.cred.Load()
+	}
 	if err := json.Unmarshal(doc, &arg); err != nil {
 		c.fail(wire.ErrParser)
 		return
 	}
-	if arg.Protocol < 0 || arg.Protocol > 1 {
+	headers := arg.Headers && !c.srv.set.Load().NoHeaders
+	if c.connected {
+		c.unsubscribeAll()
+	}
+	switch {
+	case !c.authenticate(&arg):
+		return
+	case arg.Account != "" || arg.NewAccount:
+		c.srv.authErrors.Add(1)
+		c.fail(wire.ErrAuthorization)
+		return
+	case arg.Protocol < 0 || arg.Protocol > 1:
 		c.fail(wire.ErrProtocol)
 		return
-	}
-	arg.Headers = arg.Headers && !c.srv.set.Load().NoHeaders
-	if arg.NoResponders && !arg.Headers {
+	case arg.NoResponders && !headers:
 		c.fail(wire.ErrNoResponders)
-		return
-	}
-	if (c.awaiting.Load() || !c.connected) && !c.authenticate(&arg) {
 		return
 	}
 	c.verbose, c.pedantic, c.echo, c.noResp = arg.Verbose, arg.Pedantic, arg.Echo, arg.NoResponders
 	c.protocol = arg.Protocol
-	c.headers.Store(arg.Headers)
+	c.headers.Store(headers)
 	c.ok()
+}
+
+// unsubscribeAll ends the client's subscriptions.
+func (c *client) unsubscribeAll() {
+	c.mu.Lock()
+	subs := make([]*subscription, 0, len(c.subs))
+	for _, sub := range c.subs {
+		subs = append(subs, sub)
+	}
+	c.mu.Unlock()
+	for _, sub := range subs {
+		c.unsubscribe(sub, false)
+	}
 }
 
 // authenticate makes the client the user that its CONNECT names. It reports
@@ -473,17 +506,20 @@ func (c *client) authenticate(arg *connectArg) bool {
 	}
 	c.mu.Unlock()
 	info := *c.info.Load()
-	if user != nil {
-		info.User = user.Name
-		if info.User == "" {
-			info.User = user.NKey
-		}
-		c.perms.Store(newPerms(user.Permissions))
-		c.pub.cache.Forget()
-	} else if len(arg.Token) == 0 {
+	var perms *perms
+	switch {
+	case user != nil:
+		info.User = cmp.Or(user.Name, user.NKey)
+		perms = newPerms(user.Permissions)
+	case len(arg.Token) == 0:
 		info.User = arg.User
 	}
-	info.Name, info.Lang, info.Version, info.Headers = arg.Name, arg.Lang, arg.Version, arg.Headers
+	if perms != nil || c.perms.Load() != nil {
+		c.perms.Store(perms)
+		c.pub.cache.Forget()
+	}
+	info.Name, info.Lang, info.Version = arg.Name, arg.Lang, arg.Version
+	info.Headers = arg.Headers && !c.srv.set.Load().NoHeaders
 	c.info.Store(&info)
 	c.connected = true
 	c.cred.Store(arg)
@@ -517,6 +553,10 @@ func (c *client) onPub(ev *wire.Event) {
 		c.violation("Permissions Violation for Publish to " + strconv.Quote(string(ev.Subject)))
 		return
 	}
+	if len(ev.Reply) > 0 && reservedReply(ev.Reply) {
+		c.violation("Permissions Violation for Publish with Reply of " + strconv.Quote(string(ev.Reply)))
+		return
+	}
 	if c.pedantic && e.Note&noteWild != 0 {
 		c.sendErrSoon(wire.ErrPublishSubject.Error()) // a warning: the message is delivered
 	}
@@ -524,6 +564,22 @@ func (c *client) onPub(ev *wire.Event) {
 	if !p.route(e, ev.Subject, ev.Reply, ev.Header, ev.Data) && c.noResp && len(ev.Reply) > 0 {
 		c.noResponders(ev.Subject, ev.Reply)
 	}
+}
+
+// reservedReply reports whether only a server may ask for answers there: what
+// gateways and imported services route answers by, and the subjects by which
+// consumers of JetStream learn what was acknowledged.
+func reservedReply(reply []byte) bool {
+	if reply[0] != '$' && reply[0] != '_' {
+		return false
+	}
+	return gatewayReply(reply) || bytes.HasPrefix(reply, []byte("_R_.")) || bytes.HasPrefix(reply, []byte("$JS.ACK."))
+}
+
+// gatewayReply reports whether subj is one that gateways route answers by.
+// Clients may not publish there.
+func gatewayReply(subj []byte) bool {
+	return bytes.HasPrefix(subj, []byte("_GR_.")) || bytes.HasPrefix(subj, []byte("$GR."))
 }
 
 // mapped replaces the subject of ev by the one that a mapping gives it, and
@@ -559,7 +615,8 @@ func (c *client) violation(text string) {
 	c.sendErrSoon(text)
 }
 
-// noResponders tells the client that nobody got its request.
+// noResponders tells the client that nobody got its request, if it subscribes to
+// the reply itself; members of queue groups are not told, as with nats-server.
 func (c *client) noResponders(subj, reply []byte) {
 	var sub *subscription
 	e := c.pub.cache.Lookup(reply)
@@ -567,15 +624,6 @@ func (c *client) noResponders(subj, reply []byte) {
 		if s.c == c {
 			sub = s
 			break
-		}
-	}
-	if sub == nil {
-		for _, g := range e.Queues {
-			for _, s := range g.Members {
-				if s.c == c {
-					sub = s
-				}
-			}
 		}
 	}
 	if sub == nil {

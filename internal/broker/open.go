@@ -131,9 +131,11 @@ func (c *client) handshake(set *settings, pre []byte) error {
 	if err := tc.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("%w: %w", errHandshake, err)
 	}
-	if certs := tc.ConnectionState().PeerCertificates; len(certs) > 0 {
+	state := tc.ConnectionState()
+	if certs := state.PeerCertificates; len(certs) > 0 {
 		c.cert.Store(certs[0])
 	}
+	c.tlsState.Store(&tlsState{state.Version, state.CipherSuite})
 	if pins := set.TLSOptions.Pinned; len(pins) > 0 {
 		cert := c.cert.Load()
 		if cert == nil {

@@ -74,7 +74,7 @@ func newPublisher(a *Account, c *client) *Publisher {
 		if subject.HasWildcard(subj) {
 			note |= noteWild
 		}
-		if c == nil || c.perms.Load().mayPublish(subj) {
+		if c == nil || c.perms.Load().mayPublish(subj) && !gatewayReply(subj) {
 			note |= notePermitted
 		}
 		return note

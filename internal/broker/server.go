@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -214,15 +215,9 @@ func (s *Server) serve(c *client, set *settings, full bool) {
 	if c.authDue != nil {
 		c.authDue.Stop()
 	}
-	subs := make([]*subscription, 0, len(c.subs))
-	for _, sub := range c.subs {
-		subs = append(subs, sub)
-	}
 	why := c.why
 	c.mu.Unlock()
-	for _, sub := range subs {
-		c.unsubscribe(sub, false)
-	}
+	c.unsubscribeAll()
 	s.mu.Lock()
 	delete(s.clients, id)
 	s.mu.Unlock()
@@ -429,6 +424,8 @@ type ConnInfo struct {
 	OutMsgs       uint64
 	OutBytes      uint64
 	TLS           bool
+	TLSVersion    string // such as "1.3"; empty without TLS
+	TLSCipher     string
 }
 
 // Conns returns the clients connected now, by ID.
@@ -448,6 +445,9 @@ func (s *Server) Conns() []ConnInfo {
 		c.mu.Lock()
 		ci.Subscriptions = len(c.subs)
 		c.mu.Unlock()
+		if st := c.tlsState.Load(); st != nil {
+			ci.TLSVersion, ci.TLSCipher = strings.TrimPrefix(tls.VersionName(st.version), "TLS "), tls.CipherSuiteName(st.cipher)
+		}
 		c.out.mu.Lock()
 		ci.Pending, ci.OutMsgs, ci.OutBytes = c.out.pending, c.out.msgs, c.out.octets
 		c.out.mu.Unlock()

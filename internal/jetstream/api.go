@@ -17,9 +17,9 @@ import (
 	"petiole/storage"
 )
 
-// apiLevel is the JetStream API level that requests may require: that of the
+// APILevel is the JetStream API level that requests may require: that of the
 // nats-server version whose fields are all known here, if only to be refused.
-const apiLevel = 5
+const APILevel = 5
 
 // maxInflight bounds the requests served at a time that wait for the log.
 const maxInflight = 256
@@ -162,7 +162,7 @@ func (r *request) resolve(name string) (operation, bool) {
 			op.serve = func(*request) (any, error) { return nil, api.ErrBadRequest }
 			op.inline = true
 		} else if level, ok := wire.HeaderValue(r.header, headerAPILevel); ok {
-			if v, err := strconv.Atoi(string(level)); err != nil || v > apiLevel {
+			if v, err := strconv.Atoi(string(level)); err != nil || v > APILevel {
 				op.serve = func(*request) (any, error) { return nil, api.ErrRequiredApiLevel }
 				op.inline = true
 			}
@@ -240,7 +240,7 @@ func page[T any](list []T, offset, limit int) ([]T, api.Paged) {
 func (r *request) accountInfo() (any, error) {
 	e := r.e
 	info := &api.AccountInfo{API: api.APIStats{
-		Level: apiLevel, Total: e.apiTotal.Load(), Errors: e.apiErrors.Load(),
+		Level: APILevel, Total: e.apiTotal.Load(), Errors: e.apiErrors.Load(),
 		Inflight: uint64(max(e.apiInflight.Load(), 0)),
 	}}
 	info.Memory, info.Store = uint64(max(e.memUsed.Load(), 0)), uint64(max(e.storeUsed.Load(), 0))

@@ -46,7 +46,7 @@ func (r *request) directGet(rest string) {
 		return
 	}
 	if level, ok := wire.HeaderValue(r.header, headerAPILevel); ok {
-		if v, err := strconv.Atoi(string(level)); err != nil || v > apiLevel {
+		if v, err := strconv.Atoi(string(level)); err != nil || v > APILevel {
 			r.status(412, "Required Api Level")
 			return
 		}

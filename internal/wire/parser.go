@@ -107,6 +107,9 @@ func Next(buf []byte, lim Limits, ev *Event) (n, need int, err error) {
 	if eol > 0 && line[eol-1] == '\r' {
 		line = line[:eol-1]
 	}
+	if len(line) > lim.ControlLine && len(bytes.TrimLeft(line, " \t")) > lim.ControlLine {
+		return 0, 0, ErrMaxControlLine
+	}
 	*ev = Event{Op: op}
 	switch op {
 	case OpConnect:
