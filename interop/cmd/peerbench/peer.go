@@ -32,6 +32,7 @@ type env struct {
 	ready    time.Duration // process creation to first PONG
 	duration time.Duration
 	conns    []*nats.Conn
+	raws     []*rawConn
 	clients  time.Duration // CPU time of the clients within what was measured
 }
 
@@ -72,7 +73,10 @@ func (e *env) stop() error {
 	for _, nc := range e.conns {
 		nc.Close()
 	}
-	e.conns = nil
+	for _, r := range e.raws {
+		_ = r.Close()
+	}
+	e.conns, e.raws = nil, nil
 	return e.proc.Stop(30 * time.Second)
 }
 
@@ -147,5 +151,5 @@ func runOnce(ctx context.Context, c benchCase, peer, binary, work string, d time
 	}
 	return append(ms,
 		metric{metricRSS, "MiB", "less", float64(u.RSS) / (1 << 20)},
-		metric{"of that anonymous", "MiB", "less", float64(u.Anon) / (1 << 20)}), nil
+		metric{metricAnon, "MiB", "less", float64(u.Anon) / (1 << 20)}), nil
 }

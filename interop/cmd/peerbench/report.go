@@ -20,8 +20,9 @@ type metric struct {
 
 // Names of metrics that every case has.
 const (
-	metricCPU = "server CPU"
-	metricRSS = "server RSS"
+	metricCPU  = "server CPU"
+	metricRSS  = "server RSS"
+	metricAnon = "of that anonymous"
 )
 
 type sample struct {

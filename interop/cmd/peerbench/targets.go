@@ -32,12 +32,25 @@ func targets() []target {
 	for _, c := range []string{"js-async-always", "js-sync-always", "js-async-default", "js-consume"} {
 		ts = append(ts, target{name: c, metric: metricCPU, max: slack})
 	}
-	for _, c := range []string{"core-4x4", "core-1x10", "core-request"} {
-		ts = append(ts,
-			target{name: c, metric: "rate", min: 1 / slack},
-			target{name: c, metric: metricCPU, max: slack},
-			target{name: c, metric: metricRSS, max: slack})
+	for _, c := range []string{"core-pubonly", "core-1x1", "core-4x4"} {
+		ts = append(ts, target{name: c, metric: "rate", min: 1.5}, target{name: c, metric: metricCPU, max: 0.65})
 	}
+	for _, c := range []string{"core-1x1-8KiB", "core-1x10"} { // mostly the kernel's work
+		ts = append(ts, target{name: c, metric: "rate", min: 1.1}, target{name: c, metric: metricCPU, max: 0.95})
+	}
+	for _, c := range []string{"nats.go-pubonly", "nats.go-1x1", "nats.go-1x1-8KiB", "nats.go-4x4", "nats.go-1x10"} {
+		ts = append(ts, target{name: c, metric: "rate", min: 1 / slack}, target{name: c, metric: metricCPU, max: slack})
+	}
+	for _, c := range []string{"start", "core-4x4", "core-1x10", "core-request"} {
+		ts = append(ts, target{name: c, metric: metricRSS, max: slack})
+	}
+	ts = append(ts,
+		target{name: "start", metric: "ready after", max: slack},
+		target{name: "start", metric: metricAnon, max: slack},
+		target{name: "core-request", metric: "p50", max: slack},
+		target{name: "core-request", metric: "rate", min: 1 / slack},
+		target{name: "core-request", metric: metricCPU, max: slack},
+		target{name: "core-subs", metric: "memory each", max: 0.8})
 	return ts
 }
 
