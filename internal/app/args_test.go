@@ -28,6 +28,7 @@ func TestArgs(t *testing.T) {
 		"-D -V":                          "--debug --trace",
 		"-DV":                            "--debug --trace",
 		"-TDV":                           "--logtime --debug --trace",
+		"-T --logtime_utc":               "--logtime --logtime_utc",
 		"-n -js":                         "--name=-js",
 		"-v":                             "--version",
 		"-version":                       "--version",
@@ -60,7 +61,7 @@ func TestArgs(t *testing.T) {
 }
 
 func TestArgsRefusesByName(t *testing.T) {
-	for _, line := range []string{"-m 8222", "--http_port=8222", "-cluster nats://x", "--routes x", "-s", "-DVV", "--logtime_utc"} {
+	for _, line := range []string{"-m 8222", "--http_port=8222", "-cluster nats://x", "--routes x", "-s", "-DVV"} {
 		_, err := Args(strings.Fields(line))
 		if err == nil || ExitCode(err) != ExitUsage || !strings.Contains(err.Error(), "is not supported yet; ") {
 			t.Errorf("%q: got %v", line, err)
@@ -91,7 +92,7 @@ func TestEveryFlagOfNatsServer(t *testing.T) {
 		{"VV", false, no},
 		{"DVV", false, no},
 		{"T logtime", false, yes},
-		{"logtime_utc", false, no},
+		{"logtime_utc", false, yes},
 		{"user", true, yes},
 		{"pass", true, yes},
 		{"auth", true, yes},

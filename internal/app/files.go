@@ -48,9 +48,9 @@ func (n *Node) writePorts(dir string) error {
 		return nil
 	}
 	doc := ports{NATS: []string{n.Broker.ClientURL()}}
-	if n.link != nil {
+	if link := n.currentLink(); link != nil {
 		var st admin.Status
-		if n.link.Describe(&st); st.Edges != nil {
+		if link.Describe(&st); st.Edges != nil {
 			doc.Edges = []string{"quic://" + st.Edges.Addr}
 		}
 	}

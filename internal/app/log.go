@@ -128,6 +128,7 @@ type logger struct {
 	*slog.Logger
 	level  slog.LevelVar
 	noTime atomic.Bool
+	utc    atomic.Bool // times are UTC; local otherwise
 	json   atomic.Bool // the format; text otherwise
 	file   *logFile    // nil: standard error
 }
@@ -145,6 +146,7 @@ func newLogger(c config.Logging, stderr io.Writer) (*logger, error) {
 	}
 	l.level.Set(c.Level())
 	l.noTime.Store(!c.Time)
+	l.utc.Store(c.UTC)
 	opts := &slog.HandlerOptions{Level: &l.level, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) > 0 {
 			return a
@@ -153,6 +155,9 @@ func newLogger(c config.Logging, stderr io.Writer) (*logger, error) {
 		case slog.TimeKey:
 			if l.noTime.Load() {
 				return slog.Attr{}
+			}
+			if l.utc.Load() {
+				return slog.Time(slog.TimeKey, a.Value.Time().UTC())
 			}
 		case slog.LevelKey:
 			if level, ok := a.Value.Any().(slog.Level); ok && level <= config.LevelTrace {
@@ -217,6 +222,7 @@ func (l *logger) set(c config.Logging) error {
 	}
 	l.level.Set(c.Level())
 	l.noTime.Store(!c.Time)
+	l.utc.Store(c.UTC)
 	l.json.Store(c.Format == "json")
 	return nil
 }

@@ -45,6 +45,7 @@ type Flags struct {
 	Debug    bool
 	Trace    bool
 	LogTime  bool
+	LogUTC   bool
 	Log      string
 	PID      string
 	User     string
@@ -136,6 +137,7 @@ func Command(p Program) *cobra.Command {
 	own.BoolVarP(&f.Debug, "debug", "D", false, "log more")
 	own.BoolVarP(&f.Trace, "trace", "V", false, "log the protocol (-DV: both)")
 	own.BoolVarP(&f.LogTime, "logtime", "T", true, "log lines start with the time")
+	own.BoolVar(&f.LogUTC, "logtime_utc", false, "these times are UTC")
 	own.StringVarP(&f.Log, "log", "l", "", "log `file`")
 	own.StringVarP(&f.PID, "pid", "P", "", "`file` to write the process id to")
 	own.StringVar(&f.PortsDir, "ports_file_dir", "", "`directory` for a file that lists the ports")
@@ -260,6 +262,9 @@ func (f *Flags) Load(cmd *cobra.Command) (*config.Config, error) {
 	}
 	if given("logtime") {
 		cfg.Log.Time = f.LogTime
+	}
+	if given("logtime_utc") {
+		cfg.Log.UTC = f.LogUTC
 	}
 	if given("log") {
 		cfg.Log.File = f.Log
@@ -468,11 +473,11 @@ func (n *Node) announce() {
 	} else {
 		attrs = append(attrs, slog.String("jetstream", "off"))
 	}
-	if n.link == nil {
+	if link := n.currentLink(); link == nil {
 		attrs = append(attrs, slog.String("link", "not configured"))
 	} else {
 		var st admin.Status
-		n.link.Describe(&st)
+		link.Describe(&st)
 		if st.Hub != nil {
 			attrs = append(attrs, slog.String("edge_id", st.Hub.EdgeID), slog.Int("exports", len(n.Config().Exports)))
 		}

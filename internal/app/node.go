@@ -39,7 +39,8 @@ type Node struct {
 	log     *logger                       // nil if the log is not the program's own
 	start   time.Time
 	ready   atomic.Int64 // time.Duration; 0 while starting
-	link    Link
+	linkMu  sync.Mutex
+	link    Link // nil: none is configured; guarded by linkMu, for Reload replaces it
 	admin   *admin.Server
 	failed  chan error // the storage's failure
 
@@ -50,6 +51,8 @@ type Node struct {
 const (
 	drainTimeout = 5 * time.Second
 	linkTimeout  = 2 * time.Second
+	// relinkTimeout is how long a reload waits for the link to end.
+	relinkTimeout = 10 * time.Second
 )
 
 // Start brings everything up in the order in which it is needed: the store
@@ -86,9 +89,11 @@ func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error)
 		return n, listenError(net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.Port)), "-p", err)
 	}
 	if p.Link != nil {
-		if n.link, err = p.Link(n); err != nil {
+		link, err := p.Link(n)
+		if err != nil {
 			return n, err
 		}
+		n.setLink(link)
 	}
 	if n.Engine != nil {
 		n.admin, err = admin.Serve(SocketPath(cfg), n.Status, log)
@@ -197,10 +202,24 @@ func (n *Node) Status() admin.Status {
 		js.Damage = admin.Damage(n.Engine.Damage())
 		st.JetStream = js
 	}
-	if n.link != nil {
-		n.link.Describe(&st)
+	if link := n.currentLink(); link != nil {
+		link.Describe(&st)
 	}
 	return st
+}
+
+func (n *Node) currentLink() Link {
+	n.linkMu.Lock()
+	defer n.linkMu.Unlock()
+	return n.link
+}
+
+// setLink makes link the node's and returns the one before it.
+func (n *Node) setLink(link Link) (old Link) {
+	n.linkMu.Lock()
+	defer n.linkMu.Unlock()
+	old, n.link = n.link, link
+	return old
 }
 
 // storeDir names the store directory in full.
@@ -213,9 +232,9 @@ func (n *Node) Stop() error {
 	if n.admin != nil {
 		errs = append(errs, n.admin.Close())
 	}
-	if n.link != nil {
+	if link := n.setLink(nil); link != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), linkTimeout)
-		errs = append(errs, n.link.Close(ctx))
+		errs = append(errs, link.Close(ctx))
 		cancel()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
@@ -235,10 +254,10 @@ func (n *Node) Stop() error {
 
 // abandon releases what a failed Start has opened.
 func (n *Node) abandon() {
-	if n.link != nil {
+	if link := n.setLink(nil); link != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), linkTimeout)
 		defer cancel()
-		_ = n.link.Close(ctx) // the failure of Start is what is reported
+		_ = link.Close(ctx) // the failure of Start is what is reported
 	}
 	if n.Broker != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

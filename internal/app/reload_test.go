@@ -4,8 +4,10 @@ package app
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,10 +16,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
+	"petiole/internal/admin"
 	"petiole/internal/config"
+	"petiole/sync/link"
 )
 
 // TestSettingsCoverTheConfiguration changes each field of the configuration and
@@ -81,6 +86,12 @@ func TestSettingsCoverTheConfiguration(t *testing.T) {
 // startNode starts a node with a configuration file.
 func startNode(t *testing.T, text string) (n *Node, load func(text string) (*config.Config, error), log *lockedBuffer) {
 	t.Helper()
+	return startLinked(t, text, nil)
+}
+
+// startLinked is startNode with a link.
+func startLinked(t *testing.T, text string, begin func(*Node) (Link, error)) (n *Node, load func(text string) (*config.Config, error), log *lockedBuffer) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "edge.conf")
 	load = func(text string) (*config.Config, error) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -97,7 +108,7 @@ func startNode(t *testing.T, text string) (n *Node, load func(text string) (*con
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err = Start(Program{Program: config.Edge}, cfg, l.Logger)
+	n, err = Start(Program{Program: config.Edge, Link: begin}, cfg, l.Logger)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +211,6 @@ func TestReloadRefuses(t *testing.T) {
 		"FILE: server_name" + what,
 		"FILE:3: jetstream" + what,
 		"FILE:4: jetstream.store_dir" + what,
-		"FILE:7: exports" + what,
 	}, "\n")
 	if err == nil || strings.ReplaceAll(err.Error(), next.Path, "FILE") != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
@@ -228,6 +238,120 @@ func TestReloadRefuses(t *testing.T) {
 		t.Errorf("something changed: max_payload %d", nc.MaxPayload())
 	}
 	n.reload(func() (*config.Config, error) { return nil, errors.New("x") })
+}
+
+// fakeLink notes what becomes of it.
+type fakeLink struct {
+	name   string
+	events *[]string
+	stuck  bool // does not end in time
+}
+
+func (f fakeLink) Describe(st *admin.Status) { st.Hub = &link.EdgeStatus{EdgeID: f.name} }
+
+func (f fakeLink) Close(context.Context) error {
+	if f.stuck {
+		return context.DeadlineExceeded
+	}
+	*f.events = append(*f.events, "end "+f.name)
+	return nil
+}
+
+// TestReloadOfTheLink: it ends before it begins anew; what cannot begin leaves
+// everything as it was, and so does what cannot end.
+func TestReloadOfTheLink(t *testing.T) {
+	var events []string
+	stuck := false
+	n, load, log := startLinked(t, head+"hub { url: \"quic://a\" }\n", func(n *Node) (Link, error) {
+		name := "none"
+		if u := n.Config().Uplink; u != nil {
+			name = u.URLs[0]
+		}
+		if name == "quic://wrong" {
+			events = append(events, "refuse "+name)
+			return nil, errors.New("no such hub")
+		}
+		events = append(events, "begin "+name)
+		if name == "none" {
+			return nil, nil
+		}
+		return fakeLink{name, &events, stuck}, nil
+	})
+	for _, tc := range []struct {
+		conf    string
+		stuck   bool // the link that begins will not end
+		changed string
+		err     string
+		events  []string
+		hub     string // what status says then
+	}{
+		{conf: "hub { url: \"quic://a\" }\nmax_payload: 5", changed: "max_payload", hub: "quic://a"},
+		{conf: "hub { url: \"quic://b\" }\nmax_payload: 6", changed: "hub max_payload", events: []string{"end quic://a", "begin quic://b"}, hub: "quic://b"},
+		{conf: "hub { url: \"quic://b\", user: u, password: p }\nmax_payload: 6", changed: "hub", events: []string{"end quic://b", "begin quic://b"}, hub: "quic://b"},
+		{conf: "hub { url: \"quic://wrong\" }\nmax_payload: 7", err: "no such hub", events: []string{"end quic://b", "refuse quic://wrong", "begin quic://b"}, hub: "quic://b"},
+		{conf: "hub { url: \"quic://c\" }\nlisten: \"127.0.0.1:4999\"", err: "listen: can not change", hub: "quic://b"},
+		{conf: "hub { url: \"quic://c\" }\npid_file: /does/not/exist/x.pid", err: "x.pid", hub: "quic://b"},
+		{conf: "max_payload: 6", changed: "hub", events: []string{"end quic://b", "begin none"}},
+		{conf: "hub { url: \"quic://d\" }\nmax_payload: 6", stuck: true, changed: "hub", events: []string{"begin quic://d"}, hub: "quic://d"},
+		{conf: "max_payload: 9", err: "the link does not end", hub: "quic://d"},
+	} {
+		events, stuck = nil, tc.stuck
+		text := tc.conf
+		if !strings.Contains(text, "listen") {
+			text = head + text
+		}
+		next, err := load(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := n.Config()
+		changed, err := n.Reload(next)
+		if got := strings.Join(changed, " "); got != tc.changed || (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%s: changed %q, %v", tc.conf, got, err)
+		}
+		if want := map[bool]*config.Config{true: next, false: before}[tc.err == ""]; n.Config() != want {
+			t.Errorf("%s: runs with %+v", tc.conf, n.Config())
+		}
+		if !slices.Equal(events, tc.events) {
+			t.Errorf("%s: %q, want %q", tc.conf, events, tc.events)
+		}
+		hub := ""
+		if st := n.Status(); st.Hub != nil {
+			hub = st.Hub.EdgeID
+		}
+		if hub != tc.hub {
+			t.Errorf("%s: the link is %q", tc.conf, hub)
+		}
+	}
+	n.setLink(nil) // it would not end
+	if strings.Contains(log.String(), "link is down") {
+		t.Errorf("log: %s", log)
+	}
+}
+
+func TestLogTimes(t *testing.T) {
+	var out lockedBuffer
+	l, err := newLogger(config.Logging{Time: true, UTC: true, Format: "text"}, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := slog.NewRecord(time.Date(2030, 1, 2, 3, 4, 5, 0, time.FixedZone("", 7200)), slog.LevelInfo, "x", 0)
+	for _, tc := range []struct {
+		c    config.Logging
+		want string
+	}{
+		{config.Logging{Time: true, UTC: true, Format: "text"}, "time=2030-01-02T01:04:05.000Z level=INFO msg=x\n"},
+		{config.Logging{Time: true, Format: "text"}, "time=2030-01-02T03:04:05.000+02:00 level=INFO msg=x\n"},
+		{config.Logging{UTC: true, Format: "json"}, "{\"level\":\"INFO\",\"msg\":\"x\"}\n"},
+	} {
+		out.b.Reset()
+		if err := l.set(tc.c); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Handler().Handle(context.Background(), r); err != nil || out.String() != tc.want {
+			t.Errorf("%+v: %q, %v", tc.c, out.String(), err)
+		}
+	}
 }
 
 // TestLameDuckSignals: SIGTERM does not cut a lame duck's time short, SIGINT

@@ -210,6 +210,7 @@ type Logging struct {
 	Debug  bool
 	Trace  bool   // protocol trace
 	Time   bool   // logtime: each line starts with the time
+	UTC    bool   // logtime_utc: that time is UTC, not local
 	File   string // log_file; empty: standard error
 	Format string // "text" or "json"
 	// SizeLimit is the size in octets from which a new log file is begun
@@ -245,6 +246,8 @@ type Uplink struct {
 	// Pinned is the SHA-256 fingerprint of the hub certificate that is accepted,
 	// "sha256:" and 64 hex digits; with it no authority is asked.
 	Pinned string
+	// Digest covers the contents of the two files.
+	Digest [32]byte
 }
 
 // Export sends one stream of the edge to the hub.

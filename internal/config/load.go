@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -165,6 +166,7 @@ func topKeys(c *Config) []key {
 		{names: []string{"debug"}, accepts: "true or false", set: boolKey(&c.Log.Debug)},
 		{names: []string{"trace"}, accepts: "true or false", set: boolKey(&c.Log.Trace)},
 		{names: []string{"logtime"}, accepts: "true or false", set: boolKey(&c.Log.Time)},
+		{names: []string{"logtime_utc"}, accepts: "true or false", set: boolKey(&c.Log.UTC)},
 		{names: []string{"log_file", "logfile"}, accepts: "a file name", set: nonEmpty(&c.Log.File)},
 		{names: []string{"logfile_size_limit", "log_size_limit"}, accepts: "octets, such as 100MB; 0 for no bound", set: intKey(&c.Log.SizeLimit, 0, math.MaxInt64)},
 		{names: []string{"logfile_max_num", "log_max_num"}, accepts: "a number of files, the current one included; 0 for no bound", set: intKey(&c.Log.MaxFiles, 0, math.MaxInt32)},
@@ -210,7 +212,6 @@ var topUnsupported = map[string]string{
 	"https_port":               "remove it: `edge status` asks a running server",
 	"leaf":                     "use `hub { urls }` at the edge and `edges { listen }` at the hub",
 	"leafnodes":                "use `hub { urls }` at the edge and `edges { listen }` at the hub",
-	"logtime_utc":              "remove it: log times carry their offset",
 	"monitor_port":             "remove it: `edge status` asks a running server",
 	"mqtt":                     "remove it: clients speak the NATS protocol",
 	"ocsp":                     "remove it: nothing asks an OCSP responder, nor staples its answers; use certificates that expire soon, or `tls { pinned_certs }`",
@@ -480,6 +481,7 @@ func (c *Config) jetstream(d *decoder, v value, accepts string) {
 // uplink decodes the edge's hub block.
 func (c *Config) uplink(d *decoder, v value, _ string) {
 	u := &Uplink{}
+	sum := sha256.New()
 	before := len(d.problems)
 	ok := d.block(v, []key{
 		{names: []string{"urls", "url"}, accepts: `"quic://host:port", or a list of them`, set: stringsKey(&u.URLs, validHubURL)},
@@ -492,7 +494,7 @@ func (c *Config) uplink(d *decoder, v value, _ string) {
 				{names: []string{"server_name"}, accepts: "the name in the hub's certificate", set: nonEmpty(&u.ServerName)},
 				{names: []string{"pinned", "pin"}, accepts: "the SHA-256 fingerprint of the hub's certificate, sha256: and 64 hex digits", set: pinKey(&u.Pinned)},
 			})
-			d.readable(v, "ca_file", u.CAFile)
+			sum.Write(d.readable(v, "ca_file", u.CAFile))
 		}},
 	})
 	if !ok || len(d.problems) > before {
@@ -508,7 +510,8 @@ func (c *Config) uplink(d *decoder, v value, _ string) {
 	case u.User != "" && u.Password == "":
 		d.fail(v, "user without password", "", "add password") // a hub has no users without one
 	}
-	d.readable(v, "nkey_seed_file", u.NkeySeedFile)
+	sum.Write(d.readable(v, "nkey_seed_file", u.NkeySeedFile))
+	sum.Sum(u.Digest[:0])
 	c.Uplink = u
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"crypto/sha256"
 	"errors"
 	"os"
 	"path/filepath"
@@ -100,7 +101,7 @@ func TestLoadEdge(t *testing.T) {
 		LameDuck:  DefaultLameDuck, LameDuckGrace: DefaultLameDuckGrace,
 		Uplink: &Uplink{
 			URLs: []string{"quic://hub-a:7423", "quic://[::1]:7423"}, User: "plant", Password: "s3cret",
-			CAFile: ca, ServerName: "hub.example", Pinned: "sha256:ab" + strings.Repeat("0", 62),
+			CAFile: ca, Digest: sha256.Sum256(nil), ServerName: "hub.example", Pinned: "sha256:ab" + strings.Repeat("0", 62),
 		},
 		Exports: []Export{{"READINGS", "PLANT"}, {"SALES", "SALES"}},
 	}

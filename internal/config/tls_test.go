@@ -8,6 +8,8 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"math/big"
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -116,5 +118,28 @@ func TestMaxConnections(t *testing.T) {
 		if c, err := Load(write(t, "x.conf", text), Edge); err != nil || c.MaxConnections != want {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+// TestDigestOfTheUplink: a reload notices other contents of the same files.
+func TestDigestOfTheUplink(t *testing.T) {
+	seed := write(t, "seed", "one")
+	conf := write(t, "x.conf", "hub { url: \"quic://h\", nkey_seed_file: \""+filepath.ToSlash(seed)+"\" }")
+	load := func() [32]byte {
+		c, err := Load(conf, Edge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.Uplink.Digest
+	}
+	before := load()
+	if again := load(); again != before {
+		t.Error("the same file has another digest")
+	}
+	if err := os.WriteFile(seed, []byte("two"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if load() == before {
+		t.Error("another seed is not noticed")
 	}
 }
