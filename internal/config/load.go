@@ -135,7 +135,10 @@ func topKeys(c *Config) []key {
 				c.MaxConnections = -1
 			}
 		}},
-		{names: []string{"max_subscriptions", "max_subs"}, accepts: "a number for each client, or 0 for no bound", set: intKey(&c.MaxSubs, 0, math.MaxInt32)},
+		{names: []string{"max_subscriptions", "max_subs"}, accepts: "a number for each client; 0 or -1 for no bound", set: func(d *decoder, v value, accepts string) {
+			intKey(&c.MaxSubs, -1, math.MaxInt32)(d, v, accepts)
+			c.MaxSubs = max(c.MaxSubs, 0)
+		}},
 		{names: []string{"max_sub_tokens", "max_subscription_tokens"}, accepts: "a number of tokens, 1 to 255", set: intKey(&c.MaxSubTokens, 1, math.MaxUint8)},
 		{names: []string{"no_header_support"}, accepts: "true or false", set: boolKey(&c.NoHeaders)},
 		{names: []string{"no_fast_producer_stall"}, accepts: "true or false", set: boolKey(&c.NoStall)},
@@ -367,8 +370,8 @@ func permissionsKey(to **Permissions) func(*decoder, value, string) {
 		p := &Permissions{}
 		*to = p
 		d.block(v, []key{
-			{names: []string{"publish", "pub", "import"}, accepts: "a subject, a list, or a block { allow, deny }", set: subjectsKey(&p.Publish)},
-			{names: []string{"subscribe", "sub", "export"}, accepts: "a subject, a list, or a block { allow, deny }", set: subjectsKey(&p.Subscribe)},
+			{names: []string{"publish", "pub", "import"}, accepts: "a subject, a list, or a block { allow, deny }", set: subjectsKey(&p.Publish, validSubject)},
+			{names: []string{"subscribe", "sub", "export"}, accepts: "a subject, a list, or a block { allow, deny }", set: subjectsKey(&p.Subscribe, validPermission)},
 			{names: []string{"allow_responses", "publish_allow_responses"}, accepts: "true, false, or a block { max, expires }", set: func(d *decoder, v value, accepts string) {
 				switch raw := v.raw.(type) {
 				case bool:
@@ -390,17 +393,17 @@ func permissionsKey(to **Permissions) func(*decoder, value, string) {
 	}
 }
 
-func subjectsKey(to *Subjects) func(*decoder, value, string) {
+func subjectsKey(to *Subjects, valid func(string) bool) func(*decoder, value, string) {
 	const accepts = "a subject such as \"plant.>\", or a list of subjects"
 	return func(d *decoder, v value, _ string) {
 		if _, ok := v.raw.(map[string]any); ok {
 			d.block(v, []key{
-				{names: []string{"allow"}, accepts: accepts, set: stringsKey(&to.Allow, validPermission)},
-				{names: []string{"deny"}, accepts: accepts, set: stringsKey(&to.Deny, validPermission)},
+				{names: []string{"allow"}, accepts: accepts, set: stringsKey(&to.Allow, valid)},
+				{names: []string{"deny"}, accepts: accepts, set: stringsKey(&to.Deny, valid)},
 			})
 			return
 		}
-		stringsKey(&to.Allow, validPermission)(d, v, accepts)
+		stringsKey(&to.Allow, valid)(d, v, accepts)
 	}
 }
 
@@ -408,10 +411,15 @@ func subjectsKey(to *Subjects) func(*decoder, value, string) {
 // queue group as nats-server allows for subscriptions.
 func validPermission(s string) bool {
 	fields := strings.Fields(s)
-	if len(fields) < 1 || len(fields) > 2 {
+	return len(fields) >= 1 && len(fields) <= 2 && validSubject(fields[0])
+}
+
+// validSubject checks a subject with wildcards.
+func validSubject(s string) bool {
+	if strings.ContainsAny(s, " \t\r\n\f") {
 		return false
 	}
-	tokens := strings.Split(fields[0], ".")
+	tokens := strings.Split(s, ".")
 	for i, t := range tokens {
 		if t == "" || t == ">" && i < len(tokens)-1 {
 			return false

@@ -279,6 +279,14 @@ func TestMistakes(t *testing.T) {
 			want: []string{`FILE:1: authorization.users[0].permissions.publish: bad value "a..b"; accepted: a subject such as "plant.>", or a list of subjects`},
 		},
 		{
+			name: "a queue group where none can be",
+			text: "authorization { users: [ {user: a, password: b, permissions {\n publish: \"a q\"\n subscribe: [\"a q\", \"a q r\"] }} ] }\n",
+			want: []string{
+				`FILE:2: authorization.users[0].permissions.publish: bad value "a q"; accepted: a subject such as "plant.>", or a list of subjects`,
+				`FILE:3: authorization.users[0].permissions.subscribe: bad value "a q r"; accepted: a subject such as "plant.>", or a list of subjects`,
+			},
+		},
+		{
 			name: "payload above pending",
 			text: "max_payload: 2MB\nmax_pending: 1MB\n",
 			want: []string{"FILE:1: max_payload: 2097152 is more than max_pending (1048576), so the largest message could never be delivered; raise max_pending"},
@@ -356,6 +364,14 @@ func TestMappings(t *testing.T) {
 	}
 	if !reflect.DeepEqual(c.Mappings, want) {
 		t.Errorf("%+v", c.Mappings)
+	}
+}
+
+// TestNoBound: nats-server's ways of saying that there is no bound.
+func TestNoBound(t *testing.T) {
+	c, err := Load(write(t, "x.conf", "max_subscriptions: -1\nmax_connections: 0\n"), Edge)
+	if err != nil || c.MaxSubs != 0 || c.MaxConnections != -1 {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 
