@@ -22,6 +22,9 @@ import (
 const (
 	sector = 512
 	page   = 4096
+	// Where a segment of the log has its note, and how much of it is in use here.
+	note     = 512
+	noteHead = 128
 )
 
 // extent is where a file holds a message: its data, with what may stand around
@@ -43,7 +46,6 @@ type file struct {
 	size    int64
 	extents []extent // by from
 	units   []unit   // by from
-	newest  bool     // it is the log's last segment
 }
 
 // place is a part of a file that has a class.
@@ -123,9 +125,10 @@ func (t *template) surveyLog(f *file, b []byte, newest bool) {
 		t.add("wal spare", f, 0, f.size)
 		return
 	}
-	f.newest = newest
 	t.add("wal header", f, 0, min(128, f.size))
-	t.add("wal header padding", f, 128, min(page, f.size))
+	t.add("wal header padding", f, 128, min(note, f.size))
+	t.add("wal note", f, note, min(note+noteHead, f.size))
+	t.add("wal header padding", f, note+noteHead, min(page, f.size))
 	end := int64(page) // of what was written
 	for at := int64(page); at+sector <= f.size; at += sector {
 		if !bytes.Equal(b[at:at+3], []byte("PWB")) {
@@ -213,18 +216,6 @@ type damage struct {
 	noise uint64
 	older string             // file that takes the place
 	hit   map[*expected]bool // what may be lost because of it
-}
-
-// looksTorn says that the damage takes the mark that the log ends in together
-// with what is before it: what is left looks as after a power cut in the middle
-// of the last write, which nobody was told is safe. Nothing can tell the two apart.
-func (d *damage) looksTorn() bool {
-	n := len(d.file.units)
-	if !d.file.newest || n == 0 || d.op == "truncate" { // a file cut is shorter than it says
-		return false
-	}
-	mark := d.file.units[n-1]
-	return d.off < mark.from && d.off+d.n > mark.from
 }
 
 func (d *damage) String() string {

@@ -160,11 +160,8 @@ func lostByStatus(doc map[string]any, stream string) int {
 }
 
 // logged reports whether a warning or error in the edge's log names one of the
-// words, or need not.
+// words.
 func (j *judge) logged(words ...string) bool {
-	if j.damage.looksTorn() {
-		return true
-	}
 	b, err := os.ReadFile(filepath.Join(j.site.Dir, "edge.log"))
 	if err != nil {
 		return false

@@ -113,7 +113,7 @@ func makeTemplates(ctx context.Context, dir string, programs rig.Programs) (ts [
 	if err := site.WaitHub(ctx, exported, uint64(len(streams[exported].messages))); err != nil {
 		return nil, "", err
 	}
-	// The log says that its end is safe, and positions are saved, after a
+	// The log notes that its end is safe, and positions are saved, after a
 	// second without work. Damage before that cannot be told from a torn write.
 	if err := idle(ctx, 2500*time.Millisecond); err != nil {
 		return nil, "", err

@@ -228,7 +228,8 @@ func storageDump(f *Flags) *cobra.Command {
 		Short: "Print the records of the log",
 		Long: `Print the records of the log in order: LSN, group and stream, command, its size
 in octets, its key fields. The log holds what has not been checkpointed, and some
-of what has.`,
+of what has. Between them stands what its segments have noted: below which LSN all
+was safe, and which sequence each group had come to.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.limit < 0 {
 				return Exit(ExitUsage, fmt.Errorf("--limit %d: accepted: 0 for no limit, or the number of records", o.limit))
@@ -236,6 +237,10 @@ of what has.`,
 			return f.withStore(cmd, func(s *storagetool.Store) error {
 				opts := storagetool.DumpOptions{From: storage.LSN(o.from), Limit: o.limit, Group: storage.GroupID(o.group)}
 				return s.Dump(opts, func(l storagetool.Line) error {
+					if l.Group == 0 {
+						_, err := fmt.Fprintf(cmd.OutOrStdout(), "%d %s %s\n", l.LSN, l.Kind, l.Fields)
+						return err
+					}
 					stream := l.Stream
 					if stream == "" {
 						stream = "(unknown)"

@@ -532,7 +532,7 @@ func (e *Engine) rebuild(d *downStream) (*Stream, error) {
 	if d.upTo <= s.applied {
 		return s, nil
 	}
-	return s, e.scanGroup(group, s.applied+1, d.upTo, s.miss, s.replay)
+	return s, e.scanGroup(group, s.applied+1, d.upTo, s.miss, s.replay, s.heed)
 }
 
 // bringUp puts a repaired stream into service.

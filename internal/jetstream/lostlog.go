@@ -20,8 +20,9 @@ import (
 //	stream  1 2 3       7 8     leaves out 3 sequences: the record of 7 says which it is
 //	log     1 2 3 ░ ░ ░ S 8     S: Skip, at the end of the recovery that met it
 //
-// Each record carries its stream's last sequence (see [wal.Log.SetLast]). Only a
-// stream of which no record follows leaves out as many as may have been lost.
+// Each record carries its stream's last sequence (see [wal.Log.SetLast]), and
+// where none follows, the next note of the log tells (see [wal.Note]). Only a
+// stream of which neither tells leaves out as many as may have been lost.
 //
 // Each recovery finds the same damage again, for as long as the log has it, and
 // might know more or less about it than the one before (how many records were
@@ -37,7 +38,9 @@ func (s *Stream) miss(l *wal.Lost) {
 		return
 	}
 	s.unsettled.Store(true)
-	s.missed = true
+	if !s.missed {
+		s.missed, s.missedFrom = true, l.First
+	}
 	if l.Group != 0 && l.LastSeq != 0 {
 		s.skip = s.behind(l.LastSeq)
 	} else {
@@ -109,6 +112,32 @@ func (s *Stream) replay(r *wal.Record) error {
 	return s.apply(r)
 }
 
+// heed takes what a note of the log says of records that may have been lost before
+// it. A record that follows may know more. The caller holds the lock.
+func (s *Stream) heed(n *wal.Note) {
+	if !s.missed {
+		return
+	}
+	if last, ok := n.Last(s.group); ok {
+		s.skip = s.behind(last)
+	} else if s.missedFrom >= n.Quiet {
+		s.skip = 0 // no record of the stream can have been among them
+	}
+}
+
+// noteOf takes what a note of the log says of all streams.
+func (e *Engine) noteOf(n *wal.Note) error {
+	if len(e.lost) == 0 {
+		return nil
+	}
+	for _, s := range e.groups {
+		s.mu.Lock()
+		s.heed(n)
+		s.mu.Unlock()
+	}
+	return nil
+}
+
 // skipLost leaves out as many sequences as lost records may have had. The caller
 // holds the lock.
 func (s *Stream) skipLost() error {
@@ -141,8 +170,25 @@ func (s *Stream) settlement() []byte {
 	return (&command.Skip{To: s.store.State().Last + s.skip, Time: time.Now().UnixNano()}).AppendTo(nil)
 }
 
+// concerns reports whether no checkpoint has what records that are lost may have
+// done to some stream.
+func (e *Engine) concerns(l *wal.Lost) bool {
+	if len(e.downs) > 0 {
+		return true
+	}
+	for _, s := range e.groups {
+		if !s.memory && l.Last > s.applied {
+			return true
+		}
+	}
+	return false
+}
+
 // lostRecords takes note of records that the log cannot give back.
 func (e *Engine) lostRecords(l wal.Lost) error {
+	if l.Before && !e.concerns(&l) {
+		return nil // an earlier start has settled it
+	}
 	e.damage.LostRecords.Add(uint64(l.Last - l.First + 1)) // the log has told of it
 	if l.Group == storage.MetaGroup || l.Group == 0 {
 		e.metaLost = true
@@ -259,8 +305,8 @@ func (e *Engine) settleDown(s *Stream) error {
 }
 
 // scanGroup calls fn for a stream's records in the log from one position through
-// another, and lost, if records before may be missing.
-func (e *Engine) scanGroup(g storage.GroupID, from, upTo storage.LSN, lost func(*wal.Lost), fn func(*wal.Record) error) error {
+// another, lost, if records before may be missing, and note, if there are notes.
+func (e *Engine) scanGroup(g storage.GroupID, from, upTo storage.LSN, lost func(*wal.Lost), fn func(*wal.Record) error, note func(*wal.Note)) error {
 	missing := e.lost
 	miss := func(upTo storage.LSN) {
 		for len(missing) > 0 && missing[0].First <= upTo {
@@ -273,7 +319,7 @@ func (e *Engine) scanGroup(g storage.GroupID, from, upTo storage.LSN, lost func(
 	e.trimMu.Lock()
 	defer e.trimMu.Unlock()
 	var failed error
-	info, err := wal.Scan(filepath.Join(e.o.Dir, "wal"), func(r wal.Record) error {
+	info, err := wal.ScanNotes(filepath.Join(e.o.Dir, "wal"), func(r wal.Record) error {
 		if r.LSN > upTo {
 			return errScanned
 		}
@@ -282,6 +328,15 @@ func (e *Engine) scanGroup(g storage.GroupID, from, upTo storage.LSN, lost func(
 			if failed = fn(&r); failed != nil {
 				return errScanned
 			}
+		}
+		return nil
+	}, func(n *wal.Note) error {
+		if n.Next > upTo+1 {
+			return errScanned
+		}
+		if n.Next > from {
+			miss(n.Next - 1)
+			note(n)
 		}
 		return nil
 	})
@@ -308,7 +363,7 @@ func (e *Engine) parkOrphans(upTo storage.LSN) error {
 			continue
 		}
 		p := e.newParker(filepath.Join(e.o.Dir, "parked", groupDir(g)))
-		if err := e.scanGroup(g, from, upTo, func(*wal.Lost) {}, p.add); err != nil {
+		if err := e.scanGroup(g, from, upTo, func(*wal.Lost) {}, p.add, func(*wal.Note) {}); err != nil {
 			return err
 		}
 		if err := p.finish(); err != nil {

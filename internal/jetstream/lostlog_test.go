@@ -299,3 +299,78 @@ func TestLossOfOneStreamMovesNoOther(t *testing.T) {
 		}
 	}
 }
+
+// Of streams at rest, of which nothing follows in the log, the head of the next
+// segment tells what they have lost: nothing, if it was another's.
+func TestLossOfOthersAtRest(t *testing.T) {
+	ctx := testContext(t)
+	dir := t.TempDir()
+	small := func(o *Options) { o.SegmentSize = 64 << 10 }
+	n := startNode(t, dir, small)
+	_, js := n.connect()
+	for _, s := range []string{"A", "B", "C"} {
+		createStream(t, js, jetstream.StreamConfig{Name: s, Subjects: []string{s}})
+		for i := 1; i <= 4; i++ {
+			must(js.Publish(ctx, s, fmt.Appendf(nil, "message %d of %s", i, s)))
+		}
+	}
+	for first := newestSegment(t, dir); newestSegment(t, dir) == first; {
+		createStream(t, js, jetstream.StreamConfig{Name: "D", Subjects: []string{"d"}})
+		must(js.Publish(ctx, "d", make([]byte, 8<<10)))
+	}
+	n.crash()
+	flip(t, dir, "message 2 of A", true)
+	flip(t, dir, "message 4 of B", true)
+	want := map[string]string{"A": "[{2 2}]", "B": "[{4 4}]", "C": "[]", "D": "[]"}
+	for start := range 3 {
+		n = startNode(t, dir, small)
+		_, js = n.connect()
+		for name, lost := range want {
+			s := must2(n.e.Stream(name))
+			if got := fmt.Sprint(s.Lost(0)); got != lost {
+				t.Errorf("start %d: %s has lost %s, want %s", start, name, got, lost)
+			}
+			if last := s.State().Last; name != "D" && last != uint64(4+start) {
+				t.Errorf("start %d: %s is at %d", start, name, last)
+			}
+			must(js.Publish(ctx, must2(n.e.Stream(name)).Config().Subjects[0], nil))
+		}
+		n.crash()
+	}
+}
+
+// A loss before the only segment of the log is told, and settled once.
+func TestLossOfWholeLog(t *testing.T) {
+	ctx := testContext(t)
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 5)
+	if err := n.e.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	publishN(t, js, "s", 3)
+	n.crash()
+	path := newestSegment(t, dir)
+	if err := os.WriteFile(path, make([]byte, must(os.Stat(path)).Size()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for start := range 3 {
+		n = startNode(t, dir)
+		_, js = n.connect()
+		// Until a checkpoint has what was settled the log is read from before the loss.
+		if told := n.e.Damage().LostRecords > 0; told != (start < 2) {
+			t.Fatalf("start %d: %d records are said to be lost", start, n.e.Damage().LostRecords)
+		}
+		if ack := must(js.Publish(ctx, "s", nil)); ack.Sequence != uint64(6+start) {
+			t.Fatalf("start %d: sequence %d", start, ack.Sequence)
+		}
+		if start == 1 {
+			if err := n.e.Checkpoint(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		n.crash()
+	}
+}

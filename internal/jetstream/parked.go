@@ -255,7 +255,7 @@ func (e *Engine) parkLog(d *downStream, from, upTo storage.LSN, after []wal.Reco
 		return p.add(r)
 	}
 	if from <= upTo {
-		err := e.scanGroup(group, from, upTo, func(l *wal.Lost) { skip, at = skip+mayHaveHad(l, &d.rec.Config), l.Last }, add)
+		err := e.scanGroup(group, from, upTo, func(l *wal.Lost) { skip, at = skip+mayHaveHad(l, &d.rec.Config), l.Last }, add, func(*wal.Note) {})
 		if err != nil {
 			return err
 		}

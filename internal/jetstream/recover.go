@@ -72,14 +72,14 @@ func (e *Engine) recover() error {
 	}
 	replayed := 0
 	last := storage.LSN(0)
-	err = e.wal.ReplayLossy(func(r wal.Record) error {
+	err = e.wal.ReplayNotes(func(r wal.Record) error {
 		replayed++
 		last = r.LSN
 		if err := e.boundReplay(&r); err != nil {
 			return err
 		}
 		return e.replay(&r, known.applied)
-	}, e.lostRecords)
+	}, e.lostRecords, e.noteOf)
 	if err != nil {
 		return fmt.Errorf("replaying the log: %w", err)
 	}

@@ -67,6 +67,7 @@ type Stream struct {
 	lostGone   []string            // keys of those dropped that a checkpoint may have
 	skip       uint64              // sequences that lost records of the log may have had, not left out yet
 	missed     bool                // records may be lost before the next one; of recovery
+	missedFrom storage.LSN         // the first of them
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
 	acked      []uint64            // messages acknowledged by the command being applied
 	unlogged   []uint64            // messages that consumers without durable state are done with
@@ -316,9 +317,7 @@ func (s *Stream) start() error {
 	st := s.store.State()
 	s.durable.Store(&st)
 	s.account(st.Bytes)
-	if !s.memory {
-		s.e.wal.SetLast(s.group, st.Last) // no record is under way
-	}
+	s.e.wal.SetLast(s.group, st.Last) // no record is under way
 	now := time.Now()
 	for _, c := range s.consumers {
 		s.startConsumer(c, now)

@@ -11,14 +11,14 @@ import (
 	"petiole/storage/wal"
 )
 
-// Line is a record of the log as Dump tells it.
+// Line is a record of the log as Dump tells it, or a segment's note.
 type Line struct {
-	LSN    storage.LSN
-	Group  storage.GroupID
-	Stream string // its name; "(meta)" for the meta group, "" if not known any more
-	Kind   string // of the command; "malformed" or "kind N" if it cannot be read
-	Size   int    // of the record, octets
-	Fields string // the command's key fields
+	LSN    storage.LSN     // of a note: which follows the records that it tells of
+	Group  storage.GroupID // 0: a note
+	Stream string          // its name; "(meta)" for the meta group, "" if not known any more
+	Kind   string          // of the command; "malformed" or "kind N" if it cannot be read; "note"
+	Size   int             // of the record, octets
+	Fields string          // the command's key fields, what is noted
 }
 
 // DumpOptions choose records.
@@ -30,7 +30,8 @@ type DumpOptions struct {
 
 var errEnough = errors.New("enough records")
 
-// Dump calls fn for the log's records in order, until it returns an error,
+// Dump calls fn for the log's records in order, and for the notes of its segments
+// between them unless those of one group are asked for, until it returns an error,
 // which Dump returns. Damage is passed over and returned in the end, wrapping
 // storage.ErrCorrupt.
 func (s *Store) Dump(o DumpOptions, fn func(Line) error) error {
@@ -39,7 +40,7 @@ func (s *Store) Dump(o DumpOptions, fn func(Line) error) error {
 		known = names(records) // else groups have to do: Verify tells why
 	}
 	n := 0
-	info, err := wal.Scan(s.path("wal"), func(r wal.Record) error {
+	info, err := wal.ScanNotes(s.path("wal"), func(r wal.Record) error {
 		var c command.StreamCreate
 		if r.Group == storage.MetaGroup && c.Decode(r.Data) == nil {
 			known[storage.GroupID(c.Group)] = c.Name // of streams deleted since, too
@@ -54,6 +55,11 @@ func (s *Store) Dump(o DumpOptions, fn func(Line) error) error {
 		l := Line{LSN: r.LSN, Group: r.Group, Stream: known[r.Group], Size: len(r.Data)}
 		l.Kind, l.Fields = describe(r.Data)
 		return fn(l)
+	}, func(note *wal.Note) error {
+		if note.Next < o.From || o.Group != 0 || o.Limit > 0 && n == o.Limit {
+			return nil
+		}
+		return fn(Line{LSN: note.Next, Kind: "note", Fields: note.String()})
 	})
 	if errors.Is(err, errEnough) {
 		return nil

@@ -21,6 +21,8 @@ import (
 	engine "petiole/internal/jetstream"
 	"petiole/internal/jetstream/command"
 	"petiole/storage"
+	"petiole/storage/vfs"
+	"petiole/storage/wal"
 )
 
 const perStream = 20
@@ -313,10 +315,14 @@ func TestDump(t *testing.T) {
 	}
 	all := dump(DumpOptions{})
 	kinds := map[string]int{}
-	for i, l := range all {
+	due := storage.LSN(1)
+	for _, l := range all {
 		kinds[l.Kind]++
-		if l.LSN != storage.LSN(i+1) || l.Size == 0 {
-			t.Errorf("record %d: %+v", i+1, l)
+		if l.LSN != due || (l.Size == 0 || l.Group == 0) != (l.Kind == "note") {
+			t.Errorf("record %d: %+v", due, l)
+		}
+		if l.Kind != "note" {
+			due++
 		}
 	}
 	if kinds["stream-create"] != 1 || kinds["publish"] != perStream || kinds["delete-msg"] != 1 || kinds["consumer-create"] != 1 || kinds["malformed"] != 0 {
@@ -361,5 +367,33 @@ func TestDescribe(t *testing.T) {
 		if kind, fields := describe(c.b); kind != c.kind || fields != c.fields {
 			t.Errorf("got  %s %s\nwant %s %s", kind, fields, c.kind, c.fields)
 		}
+	}
+}
+
+// A log that was closed has noted what its groups had come to.
+func TestDumpNote(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "wal")
+	l, err := wal.Open(wal.Options{FS: vfs.OS, Dir: dir, SegmentSize: 64 << 10, Messages: func([]byte) int { return 1 }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetLast(2, 40)
+	if _, err := l.Append(2, nil, []byte("record")); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, filepath.Dir(dir))
+	var lines []Line
+	if err := s.Dump(DumpOptions{}, func(l Line) error { lines = append(lines, l); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != 2 || lines[1].Kind != "note" || lines[1].LSN != 2 || !strings.HasSuffix(lines[1].Fields, " 2:41") {
+		t.Errorf("got %+v", lines)
+	}
+	lines = nil
+	if err := s.Dump(DumpOptions{Group: 2}, func(l Line) error { lines = append(lines, l); return nil }); err != nil || len(lines) != 1 {
+		t.Errorf("of one group: %+v, %v", lines, err)
 	}
 }

@@ -81,6 +81,9 @@ func (c *chain) join(f, missing *liveFile) error {
 		return &CorruptError{s.path, 40, "the segment belongs to another log"}
 	}
 	if len(c.segs) == 0 {
+		if s.hdr.first > s.hdr.prev {
+			s.gap = &Lost{First: s.hdr.prev, Last: s.hdr.first - 1, Uncertain: true, Before: true, File: s.path, Offset: 72, Reason: earlierLoss}
+		}
 		c.segs = append(c.segs, s)
 		return nil
 	}
@@ -98,7 +101,8 @@ func (c *chain) join(f, missing *liveFile) error {
 		last.unended, last.next, last.end = true, next, batchLimit(last.size, &last.hdr)
 	}
 	if s.hdr.first > next {
-		s.gap = &Lost{First: next, Last: s.hdr.first - 1, File: s.path, Offset: 72, Reason: "lost at an earlier start"}
+		// Numbers are skipped only where nothing tells how many were lost.
+		s.gap = &Lost{First: next, Last: s.hdr.first - 1, Uncertain: s.hdr.prev == next, File: s.path, Offset: 72, Reason: earlierLoss}
 		if s.hdr.prev != next {
 			s.gap.Reason = "a segment is missing"
 			if missing != nil {
@@ -112,6 +116,8 @@ func (c *chain) join(f, missing *liveFile) error {
 	c.segs = append(c.segs, s)
 	return nil
 }
+
+const earlierLoss = "lost at an earlier start"
 
 // reason returns what a CorruptError found.
 func reason(err error) string {

@@ -22,8 +22,10 @@ import (
 //	segment file                                offset
 //	┌──────────────────────────────────────────┐ 0
 //	│ segment header                           │
+//	├──────────────────────────────────────────┤ 512
+//	│ note: what all groups have come to       │
 //	├──────────────────────────────────────────┤ 2048
-//	│ the same again                           │
+//	│ the segment header again                 │
 //	├──────────────────────────────────────────┤ 4096
 //	│ batch header │ record │ record │ … │ pad │   every batch starts on a
 //	├──────────────────────────────────────────┤   512-byte sector of its own,
@@ -50,6 +52,25 @@ import (
 //	        record if the numbers between were lost, or skipped for safety
 //	508  4  CRC32C of bytes 0 to 507
 //
+//	note, up to three sectors
+//	  0  4  magic "PWN\x02"
+//	  4  4  CRC32C of bytes 8 to the end of the last entry
+//	  8  8  epoch of the segment
+//	 16  8  segment number
+//	 24  8  LSN that follows the records it knows of: all below are durable
+//	 32  8  LSN from which on none of them is of a group that is not listed,
+//	        but for group 1
+//	 40  4  number of entries, up to 186: the groups with the newest records
+//	 44  4  zero
+//	 48  …  entries, by group: group (4), lower half of its last sequence (4)
+//
+// The note is written with the header of a new segment, as far as groups are known
+// then, and over again in its place when the log has been idle for a while, and
+// when it is closed: so it is away from the end of the log, which it says how far
+// it had come. Without it nothing would tell damage to the last batch from a batch
+// torn by a power cut, nor which groups had lost something there. It is not synced
+// for itself. A torn one is none, and nothing is lost with it.
+//
 //	batch header                     footer, where it differs
 //	 0  4  magic "PWB\x02"
 //	 4  1  kind: 1 (3: mark)         2
@@ -67,9 +88,7 @@ import (
 //	56  4  first octets of the log id
 //	60  4  CRC32C of bytes 0 to 59
 //
-// A mark is a batch without records, one sector. It is written when the log has
-// been idle for a while, for the durable LSN in it: without it nothing would
-// tell damage to the last batch from a batch torn by a power cut. A closing mark
+// A mark is a batch without records, one sector. A closing mark
 // is synced, and the last thing that a log writes: the next start goes on
 // behind it in the same segment, after a mark that is synced before anything
 // else follows. After any other end it goes on in a new segment. A mark before
@@ -97,7 +116,13 @@ const (
 	batchHeaderSize   = 64
 	recordHeaderSize  = 17
 
+	noteOffset     = sectorSize
+	noteSize       = secondHeader - noteOffset
+	noteHeaderSize = 48
+	noteGroups     = (noteSize - noteHeaderSize) / 8 // how many a note has room for
+
 	segmentMagic  = "PETIOLEW"
+	noteMagic     = "PWN\x02"
 	batchMagic    = "PWB\x02"
 	formatVersion = 2
 

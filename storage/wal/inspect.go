@@ -24,8 +24,9 @@ type SegmentInfo struct {
 	Records int
 	Created time.Time
 	Sealed  bool
-	Closed  bool // the newest, left by Close or not yet used: the next start goes on in it
-	Torn    bool // ends in a batch that no one was told to be safe; the next start cuts it off
+	Note    *Note // nil if it has none that is intact
+	Closed  bool  // the newest, left by Close or not yet used: the next start goes on in it
+	Torn    bool  // ends in a batch that no one was told to be safe; the next start cuts it off
 }
 
 // SpareInfo describes a file that is kept for reuse and holds nothing.
@@ -54,13 +55,22 @@ type Info struct {
 // The caller keeps other processes from writing to dir. Other errors are those
 // of the file system.
 func Scan(dir string, fn func(Record) error) (*Info, error) {
+	return ScanNotes(dir, fn, nil)
+}
+
+// ScanNotes is Scan that also hands out the segments' notes, each between what is
+// below its Next and what is not.
+func ScanNotes(dir string, fn func(Record) error, note func(*Note) error) (*Info, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("scan log: %w", err)
 	}
-	in := &inspection{info: &Info{}, r: replayer{fn: fn}}
+	in := &inspection{info: &Info{}, r: replayer{fn: fn, note: note}}
 	if fn == nil {
 		in.r.fn = func(Record) error { return nil }
+	}
+	if note == nil {
+		in.r.note = func(*Note) error { return nil }
 	}
 	var files []liveFile
 	for _, e := range entries { // sorted
@@ -176,10 +186,25 @@ func (in *inspection) segment(s *segment, si *SegmentInfo, fresh bool) error {
 		}
 	}
 	before := len(in.info.Damage)
+	if si.Note, err = in.r.readNote(f, s); err != nil {
+		return fmt.Errorf("scan log: %w", err)
+	}
+	note := si.Note
+	pass := func(next storage.LSN) error { // the note, if it belongs there
+		n := note
+		if n == nil || next < n.Next {
+			return nil
+		}
+		note = nil
+		return in.r.note(n)
+	}
 	sc := newScanner(f, s.size, &s.hdr)
 	sc.limit, sc.fresh = s.end, true
 	end := int64(0)
 	for sc.next < s.next || !s.unended && sc.pos < s.end {
+		if err := pass(sc.next); err != nil {
+			return err
+		}
 		pos, next := sc.pos, sc.next
 		h, payload, bad, err := sc.step()
 		if err != nil {
@@ -220,6 +245,9 @@ func (in *inspection) segment(s *segment, si *SegmentInfo, fresh bool) error {
 			in.damage(s.path, pos, "%s; the records from LSN %d to %d cannot be read", bad, next, s.next-1)
 		}
 		break
+	}
+	if err := pass(s.next); err != nil {
+		return err
 	}
 	if si.Used = s.end; s.unended {
 		si.Used = end

@@ -237,6 +237,18 @@ func (l *Log) begin(c *chain) error {
 			return err
 		}
 	}
+	gap := c.after
+	empty := last != nil && !last.sealed && last.next == last.hdr.first && !last.damaged
+	if empty {
+		// Its place, number and LSN become the active one's, with what is missing
+		// before it.
+		prev = last.hdr.prev
+		if last.gap != nil {
+			before := *last.gap
+			before.Last, before.Uncertain = next-1, before.Uncertain || c.after != nil
+			gap = &before
+		}
+	}
 	active, err := l.firstSegment(num, prev, next)
 	switch {
 	case err == nil:
@@ -251,13 +263,14 @@ func (l *Log) begin(c *chain) error {
 	default:
 		return l.goOnIn(last, next)
 	}
-	active.gap = c.after
+	if active.gap = gap; gap != nil && last == nil {
+		gap.Before = true
+	}
 	l.segs = append(l.segs, active)
 	if last == nil || last.sealed {
 		return nil
 	}
-	if last.next == last.hdr.first && !last.damaged {
-		// It has no record. Its number and LSN are the active one's now.
+	if empty {
 		if err := last.closeFile(); err != nil {
 			return err
 		}
@@ -319,7 +332,7 @@ func (l *Log) firstSegment(num uint64, prev, next storage.LSN) (*segment, error)
 			return nil, err
 		}
 	}
-	return l.createSegment(spare, num, prev, next)
+	return l.createSegment(spare, num, prev, next, nil) // nothing is known of the groups yet
 }
 
 // goOnIn makes a segment that was not closed the active one again: there is no

@@ -2,6 +2,7 @@ package wal
 
 import (
 	"fmt"
+	"io"
 
 	"petiole/storage"
 )
@@ -14,6 +15,9 @@ type Lost struct {
 	// Uncertain: nothing tells how many records there were; Last is the highest
 	// LSN that can have been given out.
 	Uncertain bool
+	// Before: it lies before the oldest record that the log has, so that it is of
+	// no matter to whoever has been checkpointed since.
+	Before bool
 	// Group, Kind and LastSeq are known if only the data of a single record is
 	// damaged: its group, the first byte of its data (0 if it has none), and what
 	// Record.Last would be. Group is 0 if they are not known.
@@ -32,15 +36,15 @@ type Lost struct {
 // referenced; it shares memory with its neighbours, about 1 MiB. A record that
 // cannot be read back is a *CorruptError; see ReplayLossy.
 func (l *Log) Replay(fn func(Record) error) error {
-	return l.replay(fn, func(lost Lost) error {
+	return l.replay(&replayer{fn: fn, lost: func(lost Lost) error {
 		return &CorruptError{lost.File, lost.Offset, fmt.Sprintf("%s: records %d to %d are lost", lost.Reason, lost.First, lost.Last)}
-	})
+	}})
 }
 
 // ReplayLossy is Replay that goes on behind damage: lost is called, in the order
 // of the log, for every run of records that cannot be given back. Every LSN from
-// Oldest to Durable is in exactly one call of either. An error of lost ends the
-// replay like one of fn. What is lost is logged as an error, and counted in
+// Oldest to Durable is in exactly one call of either, after at most one of lost
+// for what is missing before Oldest. An error of lost ends the replay like one of fn. What is lost is logged as an error, and counted in
 // Stats.
 //
 // Damaged files from which records can still be read stay in the log until Trim
@@ -48,37 +52,41 @@ func (l *Log) Replay(fn func(Record) error) error {
 // result. They are then renamed to "<name>.damaged-<Unix seconds>" rather than
 // reused, and never deleted.
 func (l *Log) ReplayLossy(fn func(Record) error, lost func(Lost) error) error {
+	return l.ReplayNotes(fn, lost, nil)
+}
+
+// ReplayNotes is ReplayLossy that also hands out the segments' notes, each between
+// what is below its Next and what is not.
+func (l *Log) ReplayNotes(fn func(Record) error, lost func(Lost) error, note func(*Note) error) error {
 	l.lost.Store(0)
-	return l.replay(fn, func(x Lost) error {
+	return l.replay(&replayer{fn: fn, note: note, lost: func(x Lost) error {
 		if !x.Uncertain {
 			l.lost.Add(uint64(x.Last - x.First + 1))
 		}
-		l.o.Log.Error("records of the log are lost", "first_lsn", x.First, "last_lsn", x.Last, "at_most", x.Uncertain,
-			"group", x.Group, "file", x.File, "offset", x.Offset, "reason", x.Reason)
+		if !x.Before {
+			l.o.Log.Error("records of the log are lost", "first_lsn", x.First, "last_lsn", x.Last, "at_most", x.Uncertain,
+				"group", x.Group, "file", x.File, "offset", x.Offset, "reason", x.Reason)
+		}
 		return lost(x)
-	})
+	}})
 }
 
-func (l *Log) replay(fn func(Record) error, lost func(Lost) error) error {
+func (l *Log) replay(r *replayer) error {
 	l.mu.Lock()
 	segs, gap := l.segs, l.nextGap
 	l.mu.Unlock()
-	r := replayer{fn: fn, lost: lost}
-	for i, s := range segs {
-		if s.gap != nil && i > 0 {
-			if err := lost(*s.gap); err != nil {
+	for _, s := range segs {
+		if s.gap != nil {
+			if err := r.lost(*s.gap); err != nil {
 				return err
 			}
 		}
-		if s.end == segmentHeaderSize && s.next == s.hdr.first {
-			continue
-		}
-		if err := l.replaySegment(s, &r); err != nil {
+		if err := l.replaySegment(s, r); err != nil {
 			return err
 		}
 	}
 	if gap != nil {
-		return lost(*gap)
+		return r.lost(*gap)
 	}
 	return nil
 }
@@ -87,11 +95,32 @@ func (l *Log) replay(fn func(Record) error, lost func(Lost) error) error {
 type replayer struct {
 	fn   func(Record) error
 	lost func(Lost) error
+	note func(*Note) error // nil: not wanted
 	recs []Record
 	gone []Lost
 }
 
+// readNote returns a segment's note, if it is wanted and makes sense where the
+// segment ends.
+func (r *replayer) readNote(f io.ReaderAt, s *segment) (*Note, error) {
+	if r.note == nil {
+		return nil, nil
+	}
+	n, err := readNote(f, &s.hdr)
+	if err != nil {
+		return nil, fmt.Errorf("read the note of %s: %w", s.path, err)
+	}
+	if n != nil && n.Next > s.next {
+		n = nil
+	}
+	return n, nil
+}
+
 func (l *Log) replaySegment(s *segment, r *replayer) (err error) {
+	empty := s.end == segmentHeaderSize && s.next == s.hdr.first
+	if empty && r.note == nil {
+		return nil
+	}
 	f, err := l.o.FS.Open(s.path, false)
 	if err != nil {
 		return fmt.Errorf("replay log: %w", err)
@@ -104,7 +133,20 @@ func (l *Log) replaySegment(s *segment, r *replayer) (err error) {
 		x.File, x.Offset = s.path, pos
 		return r.lost(x)
 	}
-	for sc.next < s.next {
+	note, err := r.readNote(f, s)
+	if err != nil {
+		return fmt.Errorf("replay log: %w", err)
+	}
+	for {
+		if note != nil && sc.next >= note.Next {
+			if err := r.note(note); err != nil {
+				return err
+			}
+			note = nil
+		}
+		if sc.next >= s.next {
+			return nil
+		}
 		pos, next := sc.pos, sc.next
 		h, payload, bad, err := sc.step()
 		if err != nil {
@@ -126,13 +168,21 @@ func (l *Log) replaySegment(s *segment, r *replayer) (err error) {
 		if !found || sc.next > s.next {
 			sc.next = s.next
 		}
+		if note != nil && next < note.Next && note.Next < sc.next {
+			if err := lost(Lost{First: next, Last: note.Next - 1, Reason: bad}, pos); err != nil {
+				return err
+			}
+			if err := r.note(note); err != nil {
+				return err
+			}
+			next, note = note.Next, nil
+		}
 		if sc.next > next {
 			if err := lost(Lost{First: next, Last: sc.next - 1, Reason: bad}, pos); err != nil {
 				return err
 			}
 		}
 	}
-	return nil
 }
 
 // batch hands out the records of a batch.

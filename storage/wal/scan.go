@@ -212,10 +212,18 @@ type tail struct {
 // durable LSN that every batch header carries tells the two apart: a batch
 // whose LSN any intact header behind it knows to have been synced cannot have
 // been torn by a power cut. That is damage, which Replay reports, and the log
-// goes on behind it; the other is cut off.
+// goes on behind it; the other is cut off. The segment's note tells of it as well,
+// also where nothing is left behind.
 func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 	s := newScanner(r, size, h)
 	t := tail{durable: h.first - 1}
+	note, err := readNote(r, h)
+	if err != nil {
+		return t, err
+	}
+	if note != nil {
+		t.durable = max(t.durable, note.Next-1)
+	}
 	type mark struct {
 		pos  int64
 		last storage.LSN
@@ -234,8 +242,8 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 	}
 	var recs []Record
 	var lost []Lost
-	large := false                          // such a batch follows
-	looked, behind := false, storage.LSN(0) // the highest durable LSN behind the first trouble
+	large := false                     // such a batch follows
+	looked, behind := false, t.durable // the highest durable LSN behind the first trouble
 	for {
 		pos, next := s.pos, s.next
 		b, payload, bad, err := s.step()
@@ -275,9 +283,11 @@ func scanTail(r io.ReaderAt, size int64, h *segmentHeader) (tail, error) {
 			case large:
 				window = size
 			}
-			if t.torn, behind, err = s.remains(pos, window); err != nil {
+			torn, durable, err := s.remains(pos, window)
+			if err != nil {
 				return t, err
 			}
+			t.torn, behind = torn, max(behind, durable)
 		}
 		// A batch that cannot be read is not one that was torn.
 		gone := s.unreadable(pos, max(s.pos, pos+batchHeaderSize))

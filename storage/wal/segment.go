@@ -61,8 +61,8 @@ func parseSegmentName(name, suffix string) (uint64, bool) {
 	return n, err == nil && n > 0
 }
 
-// tailRoom is what batches leave free at the end of a segment: for a mark when
-// the log is idle, the closing mark, and the footer.
+// tailRoom is what batches leave free at the end of a segment: for the mark that
+// a start begins with, the closing mark, and the footer.
 const tailRoom = 3 * sectorSize
 
 // room returns where batches have to end.
@@ -104,8 +104,9 @@ var errNoName = errors.New("no room in the log's directory")
 // createSegment makes a segment of a spare. The header is synced before the
 // file gets its live name, so that no live segment is ever without one; and
 // because of the new epoch in it, nothing that a spare held before can be taken
-// for part of the log. prev is the LSN that follows the segment before.
-func (l *Log) createSegment(spare spareFile, num uint64, prev, first storage.LSN) (*segment, error) {
+// for part of the log. prev is the LSN that follows the segment before. note, if
+// not nil, is written along with the header.
+func (l *Log) createSegment(spare spareFile, num uint64, prev, first storage.LSN, note *Note) (*segment, error) {
 	s := &segment{
 		hdr: segmentHeader{
 			version: formatVersion, num: num, first: first, prev: prev,
@@ -126,7 +127,11 @@ func (l *Log) createSegment(spare spareFile, num uint64, prev, first storage.LSN
 		return nil, err
 	}
 	closeOn := func(err error) (*segment, error) { return nil, errors.Join(err, f.Close()) }
-	if _, err := f.WriteAt(s.hdr.encode(), 0); err != nil {
+	header := s.hdr.encode()
+	if note != nil {
+		copy(header[noteOffset:], note.encode(&s.hdr))
+	}
+	if _, err := f.WriteAt(header, 0); err != nil {
 		return closeOn(err)
 	}
 	if err := f.Sync(); err != nil {

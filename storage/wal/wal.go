@@ -37,7 +37,7 @@
 // log that a power cut tore (cut off, no one was told that it is safe) from
 // damage (reported record by record, see [Log.ReplayLossy]). What it cannot
 // tell: damage to the very last batch of a log that was not closed, if it was
-// written less than MarkDelay before the stop, looks like a torn write.
+// written less than NoteDelay before the stop, looks like a torn write.
 //
 // # Errors
 //
@@ -80,9 +80,9 @@ const (
 	// ride with.
 	LazyDelay = 200 * time.Millisecond
 
-	// MarkDelay is how long a log is idle before it records, in a sector of
-	// its own, that the last batch is safe.
-	MarkDelay = time.Second
+	// NoteDelay is how long a log is idle before it notes that the last batch is
+	// safe, and what the groups have come to.
+	NoteDelay = time.Second
 
 	slabSize       = 256 << 10
 	minSegmentSize = 16 << 10
@@ -308,6 +308,7 @@ func (l *Log) setRecovered(next storage.LSN) {
 	l.durable.Store(uint64(next - 1))
 	l.written.Store(uint64(next - 1))
 	l.applied.Store(uint64(next - 1))
+	l.lasts.strange = next - 1
 }
 
 // start begins service with the last of segs active.
@@ -318,7 +319,7 @@ func (l *Log) start() {
 	l.pristine = true
 	l.lazy = time.AfterFunc(time.Hour, l.lazyDue)
 	l.lazy.Stop()
-	l.idle = time.AfterFunc(time.Hour, l.markDue)
+	l.idle = time.AfterFunc(time.Hour, l.noteDue)
 	l.idle.Stop()
 	for range 2 { // so that one can write while the other applies
 		l.workers.Go(l.worker)
@@ -395,7 +396,7 @@ func (l *Log) append(g storage.GroupID, tag any, c class, parts [][]byte) (stora
 	}
 	p := l.pend
 	b, dst := l.reserve(need)
-	last := l.lasts.next(g, l.o.Messages, parts)
+	last := l.lasts.next(l.next, g, l.o.Messages, parts)
 	putRecordHeader(dst, n, g, last)
 	data := dst[recordHeaderSize:]
 	at := 0
@@ -606,12 +607,11 @@ func (l *Log) lead() {
 
 func (l *Log) armIdle() {
 	l.idleArmed, l.idleSeen = true, l.durable.Load()
-	l.idle.Reset(MarkDelay)
+	l.idle.Reset(NoteDelay)
 }
 
-// markDue writes a mark if the log has been idle since the timer was set. It
-// needs no sync: if it gets lost, nothing else does.
-func (l *Log) markDue() {
+// noteDue writes a note if the log has been idle since the timer was set.
+func (l *Log) noteDue() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.idleArmed = false
@@ -623,13 +623,12 @@ func (l *Log) markDue() {
 		l.armIdle()
 		return
 	}
-	if l.recorded >= d || !l.active.fitsMark(false) {
-		return // the next batch, or the footer, will tell
+	if l.recorded >= d || l.active.sealed {
+		return // the next segment will tell
 	}
 	l.writing = true
-	l.plan.pos += sectorSize // nothing is pending: it is in the active segment
 	l.mu.Unlock()
-	err := l.writeMark(d, 0)
+	err := l.writeNote()
 	l.mu.Lock()
 	l.writing = false
 	l.closeWait()
@@ -884,14 +883,15 @@ func (l *Log) rollover() error {
 	spare := l.plan.files[0]
 	l.plan.files = l.plan.files[1:]
 	l.mu.Unlock()
-	n, err := l.createSegment(spare, s.hdr.num+1, prev, l.activeNext)
+	note := l.note()
+	n, err := l.createSegment(spare, s.hdr.num+1, prev, l.activeNext, note)
 	for told := false; errors.Is(err, errNoName) && l.mayWait(); told = true {
 		// The file has its blocks, but the directory has to grow.
 		if !told {
 			l.o.Log.Warn("no room for the name of a log segment, what has been appended waits for it; make room on the file system", "err", err)
 		}
 		time.Sleep(nameRetry)
-		n, err = l.createSegment(spare, s.hdr.num+1, prev, l.activeNext)
+		n, err = l.createSegment(spare, s.hdr.num+1, prev, l.activeNext, note)
 	}
 	if err != nil {
 		l.mu.Lock()
@@ -1252,6 +1252,11 @@ func (l *Log) closeActive() error {
 	}
 	if !s.fitsMark(true) {
 		return nil
+	}
+	if l.activeNext > s.hdr.first {
+		if err := l.writeNote(); err != nil {
+			return err
+		}
 	}
 	if err := l.writeMark(l.durable.Load(), markClosing); err != nil {
 		return err

@@ -351,28 +351,6 @@ func TestCutAtEveryOperation(t *testing.T) {
 	}
 }
 
-// TestMark waits until a log is idle: damage to its last batch is found then,
-// also if it was not closed.
-func TestMark(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		disk := simfs.New(1)
-		l := open(t, disk, nil)
-		put(t, l, "one")
-		put(t, l, "two")
-		time.Sleep(2*wal.MarkDelay + time.Millisecond)
-		killed := disk.Kill()
-		name := killed.Names(".wal")[0]
-		at := bytes.Index(killed.Contents(name), []byte("two"))
-		killed.Flip(name, int64(at)*8)
-		n := open(t, killed, nil)
-		if err := n.Replay(func(wal.Record) error { return nil }); !errors.Is(err, storage.ErrCorrupt) {
-			t.Fatalf("got %v, want ErrCorrupt", err)
-		}
-		n.Close()
-		l.Close()
-	})
-}
-
 // TestUnsupported opens logs that this version cannot read.
 func TestUnsupported(t *testing.T) {
 	for field, at := range map[string]int{"version": 8, "cipher": 10} {
