@@ -97,7 +97,6 @@ func (t *template) survey() error {
 	if t.name == "stopped" { // else the log tells of the streams
 		t.add(older, t.files["meta.db"], 0, 1)
 	}
-	t.classes = slices.Sorted(maps.Keys(t.places))
 	return err
 }
 
@@ -235,21 +234,16 @@ func (d *damage) String() string {
 // them may go.
 const older = "meta.db older"
 
-// choose draws a damage: first the class, so that rare ones get their share,
-// then the place in it. With a turn of 0 and up the classes take turns.
-func (t *template) choose(r *rand.Rand, prefixes string, turn int) *damage {
-	var classes []string
-	for _, c := range t.classes {
-		if slices.ContainsFunc(strings.Split(prefixes, ","), func(p string) bool { return strings.HasPrefix(c, p) }) {
-			classes = append(classes, c)
-		}
-	}
-	if len(classes) == 0 {
-		return nil
-	}
+// choose draws a damage of one of the classes: first the class, so that rare ones
+// get their share, then the place in it. With a turn of 0 and up the classes take
+// turns. It returns nil if the store has no place of the class.
+func (t *template) choose(r *rand.Rand, classes []string, turn int) *damage {
 	class := classes[r.IntN(len(classes))]
 	if turn >= 0 {
 		class = classes[turn%len(classes)]
+	}
+	if len(t.places[class]) == 0 {
+		return nil
 	}
 	d := &damage{class: class, noise: r.Uint64(), older: t.older}
 	places := t.places[d.class]
@@ -367,4 +361,18 @@ func (d *damage) do(dir string) error {
 	}
 	_, err = f.WriteAt(b, d.off)
 	return err
+}
+
+// classes returns those that some of the stores have, and that begin with one of
+// the prefixes, which commas part.
+func classes(ts []*template, prefixes string) []string {
+	found := map[string]bool{}
+	for _, t := range ts {
+		for c := range t.places {
+			if slices.ContainsFunc(strings.Split(prefixes, ","), func(p string) bool { return strings.HasPrefix(c, p) }) {
+				found[c] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(found))
 }

@@ -218,20 +218,19 @@ func (r *runner) worker(ctx context.Context, dir string) error {
 // one tries damage n.
 func (r *runner) one(ctx context.Context, site *rig.Site, n int) error {
 	rng := rand.New(rand.NewPCG(r.o.seed, uint64(n)))
+	list := classes(r.templates, r.o.class)
+	if len(list) == 0 {
+		return fmt.Errorf("no store has a place of class %q", r.o.class)
+	}
+	turn := -1
+	if r.o.turns {
+		turn = n - 1
+	}
 	var t *template
 	var d *damage
-	for _, i := range rng.Perm(len(r.templates)) { // one of them may have no such place
-		t = r.templates[i]
-		turn := -1
-		if r.o.turns {
-			turn = n - 1
-		}
-		if d = t.choose(rng, r.o.class, turn); d != nil {
-			break
-		}
-	}
-	if d == nil {
-		return fmt.Errorf("no store has a place of class %q", r.o.class)
+	for d == nil {
+		t = r.templates[rng.IntN(len(r.templates))] // it may have no such place
+		d = t.choose(rng, list, turn)
 	}
 	site.Close()
 	if err := errors.Join(copyTree(t.dir, site.EdgeStore), copyTree(r.hubTemplate, site.HubStore), d.do(site.EdgeStore)); err != nil {

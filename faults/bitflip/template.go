@@ -61,7 +61,6 @@ type template struct {
 	streams map[string]*streamTemplate
 	files   map[string]*file
 	places  map[string][]place // by class
-	classes []string           // sorted
 }
 
 func (t *template) total() (n int) {
