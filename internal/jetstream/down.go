@@ -272,7 +272,9 @@ func (e *Engine) takeDownSuspects() {
 	for _, x := range list {
 		for _, s := range e.groups {
 			if s.store == storage.Store(x.store) {
-				e.takeDown(s, x.err, nil)
+				if !e.mendServing(s, x.store, x.err) {
+					e.takeDown(s, x.err, nil)
+				}
 				break
 			}
 		}
@@ -368,7 +370,7 @@ func (e *Engine) mend(d *downStream) (err error) {
 	if f, ok := old.(*fileStore); ok && f.isOpen() && e.o.salvage == nil && !errors.Is(d.cause, msgstore.ErrStale) {
 		var rep msgstore.RepairReport
 		err = f.peek(func(t tidyable) (err error) {
-			rep, err = t.Repair(e.ending)
+			rep, err = t.Repair(e.ending, nil)
 			return err
 		})
 		switch {

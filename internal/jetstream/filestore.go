@@ -114,7 +114,7 @@ func (f *fileStore) wake() error {
 		f.refs.Add(1)
 		return nil
 	}
-	o := msgstore.Options{AcceptStale: f.accept, Inherited: !f.ours}
+	o := msgstore.Options{AcceptStale: f.accept, Inherited: !f.ours, Damaged: func(err error) { f.damaged(0, err) }}
 	if f.create {
 		o.WALOldest = 1 // the log has all of it
 	} else if _, err := os.Stat(filepath.Join(f.dir, msgstore.FileName)); errors.Is(err, fs.ErrNotExist) {

@@ -285,7 +285,9 @@ func (e *Engine) settle(s *Stream, err error) error {
 	e.applyMu.Lock()
 	defer e.applyMu.Unlock()
 	if e.groups[s.group] == s {
-		e.takeDown(s, err, nil)
+		if f, ok := s.store.(*fileStore); !ok || !e.mendServing(s, f, err) {
+			e.takeDown(s, err, nil)
+		}
 	}
 	return nil
 }

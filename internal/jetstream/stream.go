@@ -44,6 +44,11 @@ type Stream struct {
 	unsettled atomic.Bool
 	postponed atomic.Pointer[string] // why the file is not compacted, which is worth it
 
+	// mending: its file is being repaired while it serves, and the log has to keep
+	// the records from keep on (0: none).
+	mending atomic.Bool
+	keep    atomic.Uint64
+
 	mu        sync.Mutex
 	m         *stream.Machine
 	republish *stream.Transform // nil if messages are not republished
@@ -1175,9 +1180,9 @@ func (s *Stream) holds() storage.LSN {
 	case s.memory || s.gone:
 		return 0
 	case s.frozen != 0:
-		return s.frozen
+		return earlier(s.frozen, storage.LSN(s.keep.Load()))
 	}
-	return s.dirtyFrom
+	return earlier(s.dirtyFrom, storage.LSN(s.keep.Load()))
 }
 
 // String names the stream in logs.

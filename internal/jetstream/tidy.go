@@ -34,7 +34,7 @@ type tidyable interface {
 	Waste() (msgstore.Waste, error)
 	Compact(ctx context.Context, o msgstore.CompactOptions) (msgstore.CompactReport, error)
 	Scrub(ctx context.Context, bytesPerSecond int, report func(error)) (msgstore.ScrubReport, error)
-	Repair(ctx context.Context) (msgstore.RepairReport, error)
+	Repair(ctx context.Context, alone func(step func() error) error) (msgstore.RepairReport, error)
 }
 
 var _ tidyable = (*msgstore.Store)(nil)

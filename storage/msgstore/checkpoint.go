@@ -436,13 +436,18 @@ func (s *Store) writeOrMend(f table.Frozen) error {
 // writeFrozen brings the frozen set into the file, or a new one.
 func (s *Store) writeFrozen(f table.Frozen) error {
 	fresh, err := s.worthFresh(f)
-	switch {
-	case err != nil:
-		return err
-	case fresh:
+	if err == nil && fresh {
 		return s.writeFresh(f)
 	}
-	return s.writeInto(f)
+	if err == nil {
+		err = s.writeInto(f)
+	}
+	if f.Purged() && errors.Is(err, storage.ErrCorrupt) && !errors.Is(err, storage.ErrFailed) {
+		// Nothing of what is damaged is needed any more, but the keyed state.
+		s.log.Warn("A damaged message store that has been purged is replaced by a new one.", "file", s.image.path, "error", err)
+		return s.writeFresh(f)
+	}
+	return err
 }
 
 // writeInto brings the frozen set into the file, a slice at a time.

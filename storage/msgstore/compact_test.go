@@ -73,7 +73,7 @@ func TestNewFileFails(t *testing.T) {
 		return err
 	}
 	repair := func(t *testing.T, s *Store) error {
-		_, err := s.Repair(t.Context())
+		_, err := s.Repair(t.Context(), nil)
 		return err
 	}
 	salvage := func(t *testing.T, s *Store) error {

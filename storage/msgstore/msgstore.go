@@ -74,6 +74,10 @@ type Options struct {
 	// shows writes whose sync has failed. What a power cut could take back
 	// must not have the log trimmed. It is for the first opening of a process.
 	Inherited bool
+	// Damaged is called when a removal has gone round damage, once until the
+	// store is repaired: the store goes on, but Repair is due. It is called
+	// from within the store, must not use it, and not block. Nil is nobody.
+	Damaged func(error)
 
 	noSync bool // tests only
 	lazy   bool // tests only: no subject is read when opening
@@ -188,6 +192,9 @@ func Open(dir string, o Options) (*Store, error) {
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.image.close())
+	}
+	if o.Damaged != nil {
+		table.OnHurt(s.Table, o.Damaged)
 	}
 	if err := removeLeftovers(path); err != nil {
 		s.log.Warn("What a repair or compaction that was cut short has left could not be removed.", "error", err)

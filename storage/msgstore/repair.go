@@ -315,8 +315,15 @@ func (r *RepairReport) log(l *slog.Logger) {
 // keyed state if the report names lost or stale keys, or says that there may
 // be some. Until then a restart does not find everything as it is now.
 //
+// The last step, by which lost messages cease to exist, is run by alone, which
+// returns what it returns: the owner can keep its own from being surprised. Nil
+// runs it as it is.
+//
 // After an error the store is as damaged as before, and still open.
-func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
+func (s *Store) Repair(ctx context.Context, alone func(step func() error) error) (RepairReport, error) {
+	if alone == nil {
+		alone = func(step func() error) error { return step() }
+	}
 	s.checkpoint.Lock()
 	defer s.checkpoint.Unlock()
 	if s.Closed() {
@@ -340,7 +347,10 @@ func (s *Store) Repair(ctx context.Context) (RepairReport, error) {
 	next := &Store{Table: table.New(im, im.path), image: im, log: s.log}
 	err := next.load(false)
 	if err == nil {
-		r.Lost, err = table.Rebase(s.Table, next.Table, r.Applied, r.Lost)
+		err = alone(func() (err error) {
+			r.Lost, err = table.Rebase(s.Table, next.Table, r.Applied, r.Lost)
+			return err
+		})
 	}
 	if err != nil {
 		return RepairReport{}, fmt.Errorf("repair %s: bring what is in memory into the new file: %w", im.path, err)

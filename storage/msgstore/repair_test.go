@@ -79,7 +79,7 @@ func TestRepair(t *testing.T) {
 			last := s.State().Last
 			pages := hurt(t, p, p.dir, 3)
 			hit := func(on []uint64) bool { return slices.ContainsFunc(on, func(q uint64) bool { return pages[q] }) }
-			r, err := s.Repair(t.Context())
+			r, err := s.Repair(t.Context(), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -171,7 +171,7 @@ func TestRepairBesideOthers(t *testing.T) {
 		var err error
 		go func() {
 			defer close(done)
-			r, err = s.Repair(t.Context())
+			r, err = s.Repair(t.Context(), nil)
 		}()
 		p.applied = lsn
 		for n, going := 0, true; going && n < 500; n++ {

@@ -33,6 +33,8 @@ type sample struct {
 	places  map[uint64][]uint64 // pages that a message is on, or is found by
 	gone    map[uint64]bool     // pages that notes of deletions are on, or are found by
 	kinds   map[uint64]boltpages.Kind
+	// postings are the leaves that postings are on.
+	postings []uint64
 }
 
 const sampleSubjects = 40
@@ -207,6 +209,10 @@ func (p *sample) load(t testing.TB) {
 			case string(bucketGone):
 				for _, q := range pages {
 					p.gone[q] = true
+				}
+			case string(bucketPost):
+				if !slices.Contains(p.postings, e.Page) {
+					p.postings = append(p.postings, e.Page)
 				}
 			}
 			return nil

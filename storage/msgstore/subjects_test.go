@@ -150,7 +150,7 @@ func TestSubjectsDamaged(t *testing.T) {
 			if err := s.Checkpoint(); !errors.Is(err, storage.ErrCorrupt) || errors.Is(err, storage.ErrFailed) {
 				t.Errorf("checkpoint: %v", err)
 			}
-			r, err := s.Repair(t.Context())
+			r, err := s.Repair(t.Context(), nil)
 			if err != nil || len(r.Lost) > 0 || r.Kept != n {
 				t.Fatalf("%+v, %v", r, err)
 			}

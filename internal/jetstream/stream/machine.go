@@ -574,7 +574,8 @@ func (m *Machine) remove(seq uint64) error {
 	var damaged bool
 	if m.obs != nil {
 		msg, err := m.store.Load(seq)
-		if _, damaged = storage.Damaged(err); err != nil && !damaged {
+		// Where it was may be destroyed; what that means the store knows.
+		if damaged = errors.Is(err, storage.ErrCorrupt); err != nil && !damaged {
 			return fmt.Errorf("removing message %d: %w", seq, err)
 		}
 		subject = msg.Subject

@@ -92,6 +92,9 @@ type Table struct {
 	thaws    uint64
 	broken   error
 	loading  sync.Mutex
+	// hurt is damage of the image that a removal has gone round; onHurt is told.
+	hurt   error
+	onHurt func(error)
 	// list holds all of subjects and some that are no longer, in the order in
 	// which they came; it is only appended to within a list generation, so that
 	// matching can go over a snapshot of it without the lock.
@@ -328,6 +331,10 @@ func (t *Table) settleFirst() error {
 		return nil
 	}
 	tm, err := t.timeOf(t.first)
+	if err != nil && t.goRound(err) {
+		// It cannot be told now. Nothing may expire before its time.
+		tm, err = t.lastTime, nil
+	}
 	t.firstTime = tm
 	return err
 }
@@ -410,7 +417,7 @@ func (t *Table) nextOf(s *subj, from uint64) (uint64, error) {
 			s.ahead = a
 		}
 		if from < a.from || from > a.through {
-			seqs, through, err := t.image.Posts(s.id, from, 1, a.seqs[:0])
+			seqs, through, err := t.posts(s, from, end-1, 1, a.seqs[:0])
 			if err != nil {
 				s.ahead = nil
 				return 0, err
@@ -443,7 +450,7 @@ func (t *Table) prevOf(s *subj, upto uint64) (uint64, error) {
 		}
 	}
 	for t.image != nil && upto >= max(t.first, s.first) {
-		seqs, down, err := t.image.PostsBefore(s.id, upto, nil)
+		seqs, down, err := t.postsBefore(s, upto)
 		if err != nil {
 			return 0, err
 		}
@@ -484,6 +491,9 @@ func (t *Table) meta(seq uint64) (Meta, error) {
 	}
 	var err error
 	t.front, t.frontThrough, err = t.image.Metas(seq, t.diskEnd()-1, 256, t.front[:0])
+	if err != nil && t.goRound(err) { // what is destroyed may lie behind it
+		t.front, t.frontThrough, err = t.image.Metas(seq, seq, 1, t.front[:0])
+	}
 	if err != nil {
 		t.front = nil
 		return Meta{}, err
@@ -506,6 +516,9 @@ func (t *Table) timeOf(seq uint64) (int64, error) {
 		return 0, t.errMissing(seq)
 	}
 	m, err := t.meta(seq)
+	if err == nil && m.Time == 0 {
+		err = m.Err // not rescued
+	}
 	return m.Time, err
 }
 
@@ -520,7 +533,10 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	}
 	m, err := t.meta(seq)
 	if err != nil {
-		return nil, 0, err
+		if !t.goRound(err) {
+			return nil, 0, err
+		}
+		m = Meta{Seq: seq, Err: err}
 	}
 	if m.Err == nil {
 		s, err := t.lookup(m.Subject)
@@ -533,7 +549,8 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	}
 	s := t.subjects[m.Subject]
 	// The message is damaged, and must be removable all the same. Whose it
-	// is, the postings know.
+	// is, the postings know. Its size is taken to be what those of the subject
+	// have on average, which adds up in the end.
 	has := func(s *subj) (bool, error) {
 		if s == nil || s.msgs == 0 || seq < s.first || seq > s.last {
 			return false, nil
@@ -544,15 +561,19 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 		seqs, _, err := t.image.Posts(s.id, seq, 1, nil)
 		return err == nil && len(seqs) > 0 && seqs[0] == seq, err
 	}
-	if ok, err := has(s); ok || err != nil {
+	if ok, err := has(s); err != nil {
 		return s, m.Size, err
+	} else if ok {
+		return s, s.bytes / s.msgs, nil
 	}
 	for _, s := range t.list {
 		if t.subjects[s.name] != s {
 			continue
 		}
-		if ok, err := has(s); ok || err != nil {
+		if ok, err := has(s); err != nil {
 			return s, m.Size, err
+		} else if ok {
+			return s, s.bytes / s.msgs, nil
 		}
 	}
 	// Nobody's, as the index is damaged too.
@@ -568,16 +589,17 @@ func (t *Table) Purge(pattern string, upto, keep uint64) (uint64, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if err := t.writable(); err != nil {
-		return 0, err
+	if upto == 0 || upto > t.last {
+		upto = t.last + 1
+	}
+	everything := pattern == "" || pattern == ">"
+	if err := t.writable(); err != nil && (t.closed || !everything || keep > 0 || upto <= t.last) {
+		return 0, err // of a purge nothing remains that could be damaged
 	}
 	if t.msgs == 0 {
 		return 0, nil
 	}
-	if upto == 0 || upto > t.last {
-		upto = t.last + 1
-	}
-	if pattern == "" || pattern == ">" {
+	if everything {
 		return t.purgeFront(upto, keep)
 	}
 	subs, err := t.matchLocked(pattern)
@@ -660,6 +682,7 @@ func (t *Table) purgeAll() uint64 {
 	t.gone = gone{}
 	t.subjects = make(map[string]*subj)
 	t.complete = true // whatever the image has
+	t.broken, t.hurt = nil, nil
 	t.thaws++
 	t.list = nil
 	t.listGen++
@@ -702,7 +725,7 @@ func (t *Table) seqsOf(s *subj, upto uint64, dst []uint64) ([]uint64, error) {
 		n := len(dst)
 		var through uint64
 		var err error
-		if dst, through, err = t.image.Posts(s.id, from, 1024, dst); err != nil {
+		if dst, through, err = t.posts(s, from, min(end, upto)-1, 1024, dst); err != nil {
 			return dst[:had], err
 		}
 		kept := dst[:n]

@@ -1,0 +1,116 @@
+package jetstream
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// spoil destroys the pages of a stream's file, which is open, that hold the text.
+func spoil(t *testing.T, path, text string) {
+	t.Helper()
+	b := must(os.ReadFile(path))
+	f := must(os.OpenFile(path, os.O_RDWR, 0))
+	const page = 8192 // of msgstore's files
+	n := 0
+	for off := 0; off+page <= len(b); off += page {
+		if bytes.Contains(b[off:off+page], []byte(text)) {
+			must(f.WriteAt(bytes.Repeat([]byte{0x5A}, page), int64(off)))
+			n++
+		}
+	}
+	if err := f.Close(); err != nil || n == 0 {
+		t.Fatalf("%d pages, %v", n, err)
+	}
+}
+
+// A stream whose messages' pages are destroyed goes on: what limits, deletions
+// and purges remove is removed, and the file is repaired beside that. A purge of
+// all needs no repair.
+func TestRemovalOverDestroyedPages(t *testing.T) {
+	ctx := testContext(t)
+	for _, what := range []string{"limits", "delete", "purge", "purge all"} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			n := startNode(t, dir)
+			_, js := n.connect()
+			str := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s", "t"}, MaxMsgs: 500})
+			c := must(str.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "C", AckPolicy: jetstream.AckExplicitPolicy}))
+			for i := range 500 {
+				mark := "fine"
+				if i >= 20 && i < 60 {
+					mark = "SPOILED"
+				}
+				must(js.PublishAsync("s", []byte(mark+strings.Repeat("x", 400))))
+			}
+			<-js.PublishAsyncComplete()
+			if err := n.e.Checkpoint(); err != nil {
+				t.Fatal(err)
+			}
+			s := must2(n.e.Stream("S"))
+			spoil(t, n.e.storePath(s.group), "SPOILED")
+			last := uint64(500)
+			repaired := true
+			switch what {
+			case "limits":
+				for range 30 {
+					last = must(js.Publish(ctx, "t", nil)).Sequence
+				}
+			case "delete":
+				if err := str.DeleteMsg(ctx, 40); err != nil {
+					t.Fatal(err)
+				}
+			case "purge":
+				if err := str.Purge(ctx, jetstream.WithPurgeSequence(50)); err != nil {
+					t.Fatal(err)
+				}
+			case "purge all":
+				if err := str.Purge(ctx); err != nil {
+					t.Fatal(err)
+				}
+				repaired = false
+			}
+			if repaired {
+				eventually(t, "the file is repaired", func() bool { return n.e.Damage().Repairs == 1 && s.keep.Load() == 0 })
+			}
+			if now, ok := n.e.Stream("S"); !ok || now != s {
+				t.Fatal("the stream did not go on")
+			}
+			if seq := must(js.Publish(ctx, "t", nil)).Sequence; seq != last+1 {
+				t.Errorf("sequence %d", seq)
+			}
+			if err := n.e.Checkpoint(); err != nil {
+				t.Fatal(err)
+			}
+			st := s.State()
+			pending := must(c.Info(ctx)).NumPending
+			if got := st.Msgs; pending != got {
+				t.Errorf("%d messages pending of %d", pending, got)
+			}
+			if !repaired && st.Msgs != 1 || n.e.Damage().Repairs > 1 || len(n.e.DownStreams()) > 0 {
+				t.Errorf("%+v, %+v", st, n.e.Damage())
+			}
+			for seen := uint64(0); seen < st.Msgs; seen++ {
+				m, err := c.Next(jetstream.FetchMaxWait(10 * time.Second))
+				if err != nil {
+					t.Fatalf("after %d of %d: %v", seen, st.Msgs, err)
+				}
+				if bytes.Contains(m.Data(), []byte("SPOILED")) && what == "purge all" {
+					t.Error("what was destroyed is back")
+				}
+			}
+			n.stop()
+			n = startNode(t, dir)
+			if again := must2(n.e.Stream("S")).State(); again != st || n.e.Damage().Repairs != 0 {
+				t.Errorf("after a restart: %+v, was %+v", again, st)
+			}
+			if _, err := os.Stat(n.e.storePath(s.group)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
