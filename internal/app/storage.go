@@ -220,8 +220,9 @@ func writeReport(out io.Writer, r *storagetool.Report) error {
 
 func storageDump(f *Flags) *cobra.Command {
 	var o struct {
-		from, group uint64
-		limit       int
+		from, group       uint64
+		limit             int
+		positions, asJSON bool
 	}
 	c := &cobra.Command{
 		Use:   "dump",
@@ -229,12 +230,31 @@ func storageDump(f *Flags) *cobra.Command {
 		Long: `Print the records of the log in order: LSN, group and stream, command, its size
 in octets, its key fields. The log holds what has not been checkpointed, and some
 of what has. Between them stands what its segments have noted: below which LSN all
-was safe, and which sequence each group had come to.`,
+was safe, and which sequence each group had come to.
+
+With --positions, print instead how far the log and each stream have come: the
+last record that is written, the last that the files say to be synced (later ones
+may be, too), up to where the stream's file reflects the log as of its last
+checkpoint (applied) and has done so (floor), and what the next start applies
+again. What was only appended, in the memory of a process, no file tells.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.limit < 0 {
 				return Exit(ExitUsage, fmt.Errorf("--limit %d: accepted: 0 for no limit, or the number of records", o.limit))
 			}
+			if o.asJSON && !o.positions {
+				return Exit(ExitUsage, errors.New("--json: records are printed as text; accepted: --positions --json"))
+			}
 			return f.withStore(cmd, func(s *storagetool.Store) error {
+				if o.positions {
+					p, err := s.Positions()
+					if err != nil {
+						return err
+					}
+					if o.asJSON {
+						return WriteJSON(cmd.OutOrStdout(), p)
+					}
+					return writePositions(cmd.OutOrStdout(), p, storage.GroupID(o.group))
+				}
 				opts := storagetool.DumpOptions{From: storage.LSN(o.from), Limit: o.limit, Group: storage.GroupID(o.group)}
 				return s.Dump(opts, func(l storagetool.Line) error {
 					if l.Group == 0 {
@@ -254,5 +274,44 @@ was safe, and which sequence each group had come to.`,
 	c.Flags().Uint64Var(&o.from, "from", 0, "first `LSN`")
 	c.Flags().IntVar(&o.limit, "limit", 0, "print `n` records at most")
 	c.Flags().Uint64Var(&o.group, "group", 0, "only the records of a `group`; 1 is that of the streams' creation and deletion")
+	c.Flags().BoolVar(&o.positions, "positions", false, "print how far everything has come instead")
+	c.Flags().BoolVar(&o.asJSON, "json", false, "print JSON, with --positions")
 	return c
+}
+
+// logEnds says what storagetool.Positions.End means.
+var logEnds = map[string]string{
+	"clean": "the mark of a clean stop",
+	"open":  "no mark of a stop, as after a crash",
+	"torn":  "a batch that is not complete, which nobody was told to be safe",
+}
+
+func writePositions(out io.Writer, p *storagetool.Positions, group storage.GroupID) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "log\tfrom LSN %d\twritten %d\tdurable %d\tends with %s\n", p.Oldest, p.Written, p.Durable, logEnds[p.End])
+	for i := range p.Groups {
+		g := &p.Groups[i]
+		if group != 0 && g.Group != group {
+			continue
+		}
+		name := g.Stream
+		if name == "" {
+			name = "(unknown)"
+		}
+		floor := fmt.Sprintf("floor %d", g.Floor)
+		if g.Group == storage.MetaGroup {
+			floor = ""
+		}
+		fmt.Fprintf(w, "group %d %s\t%s to apply\twritten %d\tdurable %d\tapplied %d\t%s\n",
+			g.Group, name, count(g.Pending, "record"), g.Written, g.Durable, g.Applied, floor)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for _, d := range p.Damage {
+		if _, err := fmt.Fprintf(out, "damage: %s\n", d); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -141,6 +141,16 @@ func StreamRecords(meta *metadb.DB) ([]StreamRecord, error) {
 	return out, nil
 }
 
+// MetaApplied reads up to where the list of streams reflects the log, for those who
+// look at a store that is not running.
+func MetaApplied(meta *metadb.DB) (storage.LSN, error) {
+	c, err := readMeta(meta)
+	if err != nil {
+		return 0, fmt.Errorf("read the list of streams: %w", err)
+	}
+	return c.applied, nil
+}
+
 // openMeta opens the meta database and reads it. A file that is damaged as such
 // is put aside, and what is intact of it taken over.
 func (e *Engine) openMeta() (*metaContents, error) {

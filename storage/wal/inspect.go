@@ -18,6 +18,7 @@ type SegmentInfo struct {
 	File    string      // path
 	First   storage.LSN // of the first record it holds, or would hold
 	Next    storage.LSN // that follows the last record
+	Durable storage.LSN // the highest that a batch or mark says to have been synced
 	Size    int64       // of the file, octets
 	Used    int64       // header and batches; what lies behind is reserved
 	Batches int         // without marks
@@ -215,6 +216,7 @@ func (in *inspection) segment(s *segment, si *SegmentInfo, fresh bool) error {
 		}
 		if bad == "" {
 			end = sc.pos
+			si.Durable = max(si.Durable, h.durable)
 			if h.kind == kindRecords {
 				si.Batches++
 			}
