@@ -17,7 +17,7 @@ func TestAcknowledgementsWait(t *testing.T) {
 	createStream(t, js, jetstream.StreamConfig{Name: "QUEUE", Subjects: []string{"queue"}, Retention: jetstream.WorkQueuePolicy})
 	const msgs = 4 * ackBacklog
 	for range msgs {
-		must(js.PublishAsync("queue", nil))
+		must(js.PublishAsync("queue", nil, jetstream.WithStallWait(20*time.Second))) // on a busy machine
 	}
 	<-js.PublishAsyncComplete()
 	c := must(js.CreateConsumer(context.Background(), "QUEUE", jetstream.ConsumerConfig{Durable: "C", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: -1}))

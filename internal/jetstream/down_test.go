@@ -17,6 +17,7 @@ import (
 	"petiole/internal/jetstream/api"
 	"petiole/storage"
 	"petiole/storage/msgstore"
+	"petiole/storage/wal"
 )
 
 // ruin overwrites everything in a database behind its first pages.
@@ -92,7 +93,7 @@ func TestQuarantine(t *testing.T) {
 		// The log does without, and goes on being trimmed.
 		eventually(t, "its records are parked", func() bool {
 			records := 0
-			err := scanParked(filepath.Join(filepath.Dir(path), parkedName), func(storage.LSN, []byte, uint32) error { records++; return nil })
+			_, err := scanParked(filepath.Join(filepath.Dir(path), parkedName), func(*wal.Record, uint32) error { records++; return nil }, func(parkedGap) { t.Error("damaged") })
 			return err == nil && records >= 5 && n.e.downs[a.group].from.Load() == 0
 		})
 		if now := must(os.ReadFile(path)); string(now) != string(bad) {

@@ -78,8 +78,9 @@ type Options struct {
 	// acknowledged any more: the process has to end and recover.
 	OnFail func(error)
 
-	tidyEvery time.Duration                                   // how often it is looked for files to compact; tidyEvery, or a test's
-	salvage   func(dir string) (msgstore.RepairReport, error) // a test's, instead of repairing
+	scrubFirst time.Duration                                   // how long after the start the first scrub begins; scrubFirst, or a test's
+	tidyEvery  time.Duration                                   // how often it is looked for files to compact; tidyEvery, or a test's
+	salvage    func(dir string) (msgstore.RepairReport, error) // a test's, instead of repairing
 	// openStore is msgstore.Open, or a test's.
 	openStore func(dir string, o msgstore.Options) (backing, error)
 }
@@ -197,6 +198,7 @@ type Engine struct {
 	begun               time.Time // when the streams began to serve
 	ages                ageClock
 	trimMu              sync.Mutex // one trim at a time
+	moveMu              sync.Mutex // see everyone; nothing is done under it but that
 	logGate, tableGate  gate       // where publishers wait, see regulate
 	tableBytes          atomic.Int64
 	ackCount            atomic.Uint32 // acknowledgements: after every 64th of them it is looked at the log
@@ -266,6 +268,9 @@ func newEngine(o Options) *Engine {
 	}
 	if o.tidyEvery <= 0 {
 		o.tidyEvery = tidyEvery
+	}
+	if o.scrubFirst <= 0 {
+		o.scrubFirst = scrubFirst
 	}
 	if o.openStore == nil {
 		o.openStore = func(dir string, o msgstore.Options) (backing, error) { return msgstore.Open(dir, o) }

@@ -181,10 +181,11 @@ func (e *Engine) trim() error {
 	e.trimMu.Lock()
 	defer e.trimMu.Unlock()
 	below := storage.LSN(e.lastLSN.Load()) + 1
-	for _, s := range *e.streams.Load() {
+	streams, downs := e.everyone()
+	for _, s := range streams {
 		below = earlier(below, s.holds())
 	}
-	for _, d := range *e.downNames.Load() {
+	for _, d := range downs {
 		below = earlier(below, storage.LSN(d.from.Load()))
 	}
 	// After the streams': one that is deleted goes over to it.

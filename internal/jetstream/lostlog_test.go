@@ -15,6 +15,7 @@ import (
 
 	"petiole/storage"
 	"petiole/storage/msgstore"
+	"petiole/storage/wal"
 )
 
 // fullBacking is a store whose checkpoints find no room.
@@ -230,7 +231,7 @@ func TestOrphansAreParkedOnce(t *testing.T) {
 			t.Fatalf("start %d: parked are %v", start, list)
 		}
 		records := 0
-		if err := scanParked(list[0], func(storage.LSN, []byte, uint32) error { records++; return nil }); err != nil || records != 10 {
+		if _, err := scanParked(list[0], func(*wal.Record, uint32) error { records++; return nil }, func(parkedGap) { t.Error("damaged") }); err != nil || records != 10 {
 			t.Fatalf("start %d: %d records are parked: %v", start, records, err)
 		}
 		if now := must(os.Stat(list[0])).Size(); start > 0 && now != size {

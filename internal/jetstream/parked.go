@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"petiole/internal/jetstream/command"
 	"petiole/storage"
@@ -21,18 +22,23 @@ import (
 //
 //	┌ "petiole parked 1\n" ┐┌ record ┐┌ record ┐ …
 //
-//	0         4           8            16
-//	┌─────────┬───────────┬────────────┬────────┐
-//	│ length  │ crc32c of │ LSN u64 LE │ data   │
-//	│ of data │ LSN, data │            │        │
-//	│ u32 LE  │ u32 LE    │            │        │
-//	└─────────┴───────────┴────────────┴────────┘
+//	0         4           8            16         20
+//	┌─────────┬───────────┬────────────┬──────────┬────────┐
+//	│ length  │ crc32c of │ LSN u64 LE │ last     │ data   │
+//	│ of data │ all that  │            │ sequence │        │
+//	│ u32 LE  │ follows   │            │ u32 LE   │        │
+//	│         │ u32 LE    │            │          │        │
+//	└─────────┴───────────┴────────────┴──────────┴────────┘
 //
 // The same record may be in it twice: the later ones of those are passed over.
+// The last sequence is that of the log (see wal.Record), so that what lies behind
+// damage tells which sequences it took. What cannot be read may also be what a
+// stop left of a record that was being added: the log still has it then.
 const (
 	parkedName  = "parked.log"
 	parkedMagic = "petiole parked 1\n"
-	parkedHead  = 16
+	parkedKind  = "petiole parked "
+	parkedHead  = 20
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -42,7 +48,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 type parker struct {
 	e     *Engine
 	dir   string
-	end   int64 // of the whole records in the file
+	had   int64 // octets in the file at the beginning
+	end   int64 // what has been written to
 	known map[parkedKey]struct{}
 	buf   []byte
 	open  vfs.File
@@ -66,14 +73,13 @@ func (p *parker) begin() error {
 		return nil
 	}
 	p.known = map[parkedKey]struct{}{}
-	err := scanParked(p.path(), func(lsn storage.LSN, data []byte, sum uint32) error {
-		p.known[parkedKey{lsn, sum}] = struct{}{}
-		p.end += int64(parkedHead + len(data))
+	var err error
+	// What is behind damage, and the damage, stays where it is.
+	p.had, err = scanParked(p.path(), func(r *wal.Record, sum uint32) error {
+		p.known[parkedKey{r.LSN, sum}] = struct{}{}
 		return nil
-	})
-	if p.end > 0 {
-		p.end += int64(len(parkedMagic))
-	} else {
+	}, func(parkedGap) {})
+	if p.end = p.had; p.end == 0 {
 		p.buf = append(p.buf, parkedMagic...)
 	}
 	return err
@@ -88,6 +94,7 @@ func (p *parker) add(r *wal.Record) error {
 	p.buf = binary.LittleEndian.AppendUint32(p.buf, uint32(len(r.Data)))
 	p.buf = append(p.buf, 0, 0, 0, 0)
 	p.buf = binary.LittleEndian.AppendUint64(p.buf, uint64(r.LSN))
+	p.buf = binary.LittleEndian.AppendUint32(p.buf, r.Last)
 	p.buf = append(p.buf, r.Data...)
 	sum := crc32.Checksum(p.buf[at+8:], castagnoli)
 	if _, has := p.known[parkedKey{r.LSN, sum}]; has {
@@ -111,21 +118,28 @@ func (p *parker) flush() (err error) {
 			return err
 		}
 	}
-	_, err = p.open.WriteAt(p.buf, p.end)
+	if _, err = p.open.WriteAt(p.buf, p.end); err != nil {
+		return err
+	}
 	p.end += int64(len(p.buf))
 	p.buf = p.buf[:0]
-	return err
+	return nil
 }
 
 // finish brings what was added to disk.
 func (p *parker) finish() (err error) {
 	if p.added > 0 {
 		if err = p.flush(); err == nil {
-			err = p.open.Truncate(p.end) // what a write cut short left behind
-		}
-		if err == nil {
 			err = p.open.Sync()
 		}
+	}
+	return p.close(err)
+}
+
+// close closes the file. After an error, which it returns, nothing has been added.
+func (p *parker) close(err error) error {
+	if err != nil && p.open != nil {
+		err = errors.Join(err, p.open.Truncate(p.had))
 	}
 	if p.open != nil {
 		err = errors.Join(err, p.open.Close())
@@ -137,48 +151,108 @@ func (p *parker) finish() (err error) {
 	return err
 }
 
-// scanParked calls fn for the whole records in a file; data is fn's to keep.
-// What a write cut short ends it, a file that is not there has none.
-func scanParked(path string, fn func(lsn storage.LSN, data []byte, sum uint32) error) error {
-	b, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if len(b) < len(parkedMagic) || string(b[:len(parkedMagic)]) != parkedMagic {
-		return nil
-	}
-	for b = b[len(parkedMagic):]; len(b) >= parkedHead; {
-		n := int(binary.LittleEndian.Uint32(b))
-		sum := binary.LittleEndian.Uint32(b[4:])
-		if n > len(b)-parkedHead || crc32.Checksum(b[8:parkedHead+n], castagnoli) != sum {
-			break
-		}
-		if err := fn(storage.LSN(binary.LittleEndian.Uint64(b[8:])), b[parkedHead:parkedHead+n:parkedHead+n], sum); err != nil {
-			return err
-		}
-		b = b[parkedHead+n:]
-	}
-	return nil
+// parkedGap is a place in a file that cannot be read.
+type parkedGap struct {
+	offset        int64
+	after, before storage.LSN // records, 0 if there is none
+	room          uint64      // for so many records at most
 }
 
-// readParked applies what was parked for a stream when it was quarantined. The
-// caller holds the lock.
+// scanParked calls fn for the records in a file, whose data is fn's to keep, and
+// lost where some may be missing between them, or behind the last one. It returns
+// the length of the file; one that is not there has no records.
+func scanParked(path string, fn func(r *wal.Record, sum uint32) error, lost func(parkedGap)) (size int64, err error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	at := len(parkedMagic)
+	switch {
+	case len(b) < at:
+		return 0, nil // it was being made
+	case string(b[:at]) == parkedMagic:
+	case string(b[:len(parkedKind)]) == parkedKind && b[at-1] == '\n':
+		return 0, fmt.Errorf("%s is of another version than this program knows: start the one that wrote it", path)
+	default:
+		at = 0 // its beginning is damaged
+	}
+	last, bad := storage.LSN(0), at // of the record before; where what cannot be read begins
+	miss := func(end int, next storage.LSN) {
+		if bad < end {
+			lost(parkedGap{int64(bad), last, next, uint64(max(1, (end-bad)/parkedHead))})
+		}
+	}
+	for at < len(b) {
+		n, ok := parkedRecord(b[at:], last)
+		if !ok {
+			at++
+			continue
+		}
+		r := wal.Record{
+			LSN: storage.LSN(binary.LittleEndian.Uint64(b[at+8:])), Last: binary.LittleEndian.Uint32(b[at+16:]),
+			Data: b[at+parkedHead : at+n : at+n],
+		}
+		miss(at, r.LSN)
+		if err := fn(&r, binary.LittleEndian.Uint32(b[at+4:])); err != nil {
+			return int64(len(b)), err
+		}
+		at += n
+		last, bad = r.LSN, at
+	}
+	miss(len(b), 0)
+	return int64(len(b)), nil
+}
+
+// parkedRecord returns the length of the record that b begins with, and whether
+// there is one; last is the LSN of the one before, 0 if that is not known.
+func parkedRecord(b []byte, last storage.LSN) (n int, ok bool) {
+	if len(b) < parkedHead {
+		return 0, false
+	}
+	data := int64(binary.LittleEndian.Uint32(b))
+	if data > int64(len(b)-parkedHead) || data > wal.MaxRecord {
+		return 0, false
+	}
+	// Most of what does not begin here need not be summed up.
+	lsn := storage.LSN(binary.LittleEndian.Uint64(b[8:]))
+	if lsn == 0 || last != 0 && (lsn > last+1<<32 || last > lsn+1<<32) {
+		return 0, false
+	}
+	n = parkedHead + int(data)
+	return n, crc32.Checksum(b[8:n], castagnoli) == binary.LittleEndian.Uint32(b[4:])
+}
+
+// readParked applies what was parked for a stream when it was quarantined, and
+// takes note of what is missing of it. The caller holds the lock.
 func (e *Engine) readParked(s *Stream) error {
 	path := filepath.Join(e.streamDir(s.group), parkedName)
 	n := 0
-	err := scanParked(path, func(lsn storage.LSN, data []byte, _ uint32) error {
-		if lsn <= s.applied {
+	size, err := scanParked(path, func(r *wal.Record, _ uint32) error {
+		if r.LSN <= s.applied {
 			return nil
 		}
 		n++
-		return s.replay(&wal.Record{LSN: lsn, Group: s.group, Data: data})
+		return s.replay(&wal.Record{LSN: r.LSN, Group: s.group, Last: r.Last, Data: r.Data})
+	}, func(g parkedGap) {
+		l := wal.Lost{First: max(g.after, s.applied) + 1}
+		l.Last = l.First + storage.LSN(g.room) - 1
+		if g.before > g.after {
+			l.Last = min(l.Last, g.before-1)
+		}
+		if g.before != 0 && g.before <= s.applied+1 || l.Last < l.First || g.before == 0 && g.after != 0 && g.after <= s.store.Applied() {
+			return // the store has had it
+		}
+		s.parkedLost = true
+		e.log.Error("what was parked of the log for a stream cannot all be read", "stream", s.name, "file", path, "offset", g.offset, "records_at_most", l.Last-l.First+1)
+		s.miss(&l)
 	})
 	if err != nil {
 		return fmt.Errorf("applying %s: %w", path, err)
 	}
+	s.parked = size > 0
 	if n > 0 {
 		e.log.Info("records of the log that were parked for a stream have been applied", "stream", s.name, "records", n)
 	}
@@ -257,27 +331,34 @@ func (e *Engine) parkLog(d *downStream, from, upTo storage.LSN, after []wal.Reco
 	if from <= upTo {
 		err := e.scanGroup(group, from, upTo, func(l *wal.Lost) { skip, at = skip+mayHaveHad(l, &d.rec.Config), l.Last }, add, func(*wal.Note) {})
 		if err != nil {
-			return err
+			return p.close(err)
 		}
 	}
 	for i := range after {
 		if err := add(&after[i]); err != nil {
-			return err
+			return p.close(err)
 		}
 	}
 	if err := leaveOut(); err != nil {
-		return err
+		return p.close(err)
 	}
 	return p.finish()
 }
 
-// loseParked removes the parked records of a stream whose checkpoint has them.
-func (e *Engine) loseParked(s *Stream) error {
+// loseParked removes the parked records of a stream, which a checkpoint has. A
+// file of which not all could be read is kept, under another name.
+func (e *Engine) loseParked(s *Stream, lost bool) error {
 	path := filepath.Join(e.streamDir(s.group), parkedName)
-	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+	err := error(nil)
+	if lost {
+		err = e.o.FS.Rename(path, fmt.Sprintf("%s.damaged-%d", path, time.Now().Unix()))
+	} else {
+		err = e.o.FS.Remove(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	if err := e.o.FS.Remove(path); err != nil {
+	if err != nil {
 		return err
 	}
 	return e.o.FS.SyncDir(filepath.Dir(path))

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"petiole/internal/jetstream/api"
@@ -271,9 +272,7 @@ func (e *Engine) loadStream(r *streamRecord, created bool) (*Stream, error) {
 	}
 	s.mu.Unlock()
 	if err == nil && s.holds() != 0 {
-		if err = s.checkpoint(); err == nil {
-			err = e.loseParked(s)
-		} else if noSpace(err) {
+		if err = s.checkpoint(); noSpace(err) {
 			err = nil // they are read again next time
 		}
 	}
@@ -356,6 +355,9 @@ func (e *Engine) tidy(known *metaContents) error {
 		return err
 	}
 	for _, d := range dirs {
+		if d.Name() == parkedDir {
+			continue
+		}
 		group := parseGroupDir(d.Name())
 		if _, known := e.book.records[uint64(group)]; known {
 			continue
@@ -411,10 +413,21 @@ func neverUsed(dir string) bool {
 	return s.Close() == nil && empty
 }
 
+// parkedDir is the directory for what is put aside: in the store, or beside it,
+// among the streams, if those lie on another file system.
+const parkedDir = "parked"
+
 // park moves a file or directory of the store to where nothing looks for it,
 // and returns where that is.
 func (e *Engine) park(path string) (string, error) {
-	parked := filepath.Join(e.o.Dir, "parked")
+	to, err := e.parkIn(filepath.Join(e.o.Dir, parkedDir), path)
+	if errors.Is(err, syscall.EXDEV) { // who has moved the streams to another disk has left a link in their place
+		return e.parkIn(filepath.Join(e.o.Dir, "streams", parkedDir), path)
+	}
+	return to, err
+}
+
+func (e *Engine) parkIn(parked, path string) (string, error) {
 	if err := e.o.FS.MkdirAll(parked); err != nil {
 		return "", err
 	}

@@ -296,8 +296,7 @@ func (e *Engine) bringUp(d *downStream, s *Stream) error {
 	if err != nil {
 		return err
 	}
-	e.setDown(d, false)
-	e.addStream(s)
+	e.serveAgain(d, s)
 	e.report(d, s)
 	if e.live {
 		if err := s.start(); err != nil {
@@ -305,16 +304,29 @@ func (e *Engine) bringUp(d *downStream, s *Stream) error {
 		}
 		e.streamsChanged()
 		e.spawn(func() { // so that the repaired files do without the log
-			err := s.checkpoint()
-			if err == nil {
-				err = e.loseParked(s)
-			}
-			if err != nil && !e.closing.Load() {
-				e.log.Warn("a repaired stream is not checkpointed yet", "stream", s.name, "err", err)
+			if err := e.settle(s, s.checkpoint()); err != nil && !e.closing.Load() {
+				e.fail(fmt.Errorf("checkpointing the repaired stream %q: %w", s.name, err))
 			}
 		})
 	}
 	return nil
+}
+
+// serveAgain puts a stream in the place of what it was while it was down. The
+// caller holds applyMu.
+func (e *Engine) serveAgain(d *downStream, s *Stream) {
+	e.moveMu.Lock()
+	defer e.moveMu.Unlock()
+	e.setDown(d, false)
+	e.addStream(s)
+}
+
+// everyone returns the streams that serve and those that do not. One that is
+// being moved is among them, as one of the two.
+func (e *Engine) everyone() (map[string]*Stream, map[string]*downStream) {
+	e.moveMu.Lock()
+	defer e.moveMu.Unlock()
+	return *e.streams.Load(), *e.downNames.Load()
 }
 
 // missingConsumers creates anew the consumers whose state the damage took, with

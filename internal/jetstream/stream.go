@@ -73,6 +73,8 @@ type Stream struct {
 	skip       uint64              // sequences that lost records of the log may have had, not left out yet
 	missed     bool                // records may be lost before the next one; of recovery
 	missedFrom storage.LSN         // the first of them
+	parked     bool                // there is a file with records that were parked, all of which have been applied
+	parkedLost bool                // not all of it could be read
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
 	acked      []uint64            // messages acknowledged by the command being applied
 	unlogged   []uint64            // messages that consumers without durable state are done with
@@ -1167,7 +1169,12 @@ func (s *Stream) checkpoint() error {
 	s.mu.Lock()
 	s.frozen, s.frozenPos = 0, nil
 	s.measure()
+	parked, lost := s.parked, s.parkedLost
+	s.parked = false
 	s.mu.Unlock()
+	if parked {
+		return s.e.loseParked(s, lost)
+	}
 	return nil
 }
 

@@ -10,9 +10,10 @@ import (
 	"petiole/storage/vfs"
 )
 
-// What is done to streams' files in the background, one at a time: those that
-// hold little for their size are made smaller, and all are read through now and
+// What is done to streams' files in the background: those that hold little for
+// their size are made smaller, one at a time, and all are read through now and
 // then, so that damage is found while what it was can still be had elsewhere.
+// With large files that takes hours, for which the others need not wait.
 
 const (
 	// tidyEvery is how often it is looked for files worth compacting, and
@@ -65,7 +66,7 @@ func (e *Engine) tidier() {
 		}
 		cancel()
 	}()
-	scrubAt := time.Now().Add(scrubFirst)
+	e.spawn(func() { e.scrubber(ctx) })
 	later := map[*Stream]time.Time{} // those postponed
 	looked := map[*Stream]storage.State{}
 	timer := time.NewTimer(e.o.tidyEvery)
@@ -79,10 +80,6 @@ func (e *Engine) tidier() {
 		if err := e.tidyFiles(ctx, later, looked); err != nil && ctx.Err() == nil && !e.closing.Load() {
 			e.fail(err)
 			return
-		}
-		if time.Now().After(scrubAt) {
-			e.scrubFiles(ctx)
-			scrubAt = time.Now().Add(scrubEvery)
 		}
 		timer.Reset(e.o.tidyEvery)
 	}
@@ -175,6 +172,21 @@ func (e *Engine) compactFile(ctx context.Context, s *Stream, f *fileStore) error
 			"bytes", r.After, "before", r.Before, "messages", r.Messages, "took", r.Duration.Round(time.Millisecond))
 		return nil
 	})
+}
+
+// scrubber reads all files through now and then, until ctx ends.
+func (e *Engine) scrubber(ctx context.Context) {
+	timer := time.NewTimer(e.o.scrubFirst)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		e.scrubFiles(ctx)
+		timer.Reset(scrubEvery)
+	}
 }
 
 // scrubFiles reads all files through.

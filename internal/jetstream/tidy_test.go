@@ -121,3 +121,50 @@ func TestCompactionThatCannotBe(t *testing.T) {
 		t.Error("the process goes on")
 	}
 }
+
+// scrubbedBacking is a store whose scrub takes until it is ended, and that is
+// worth compacting.
+type scrubbedBacking struct {
+	*msgstore.Store
+	scrubs, compacted chan struct{}
+}
+
+func (b scrubbedBacking) Scrub(ctx context.Context, _ int, _ func(error)) (msgstore.ScrubReport, error) {
+	wakeUp(b.scrubs)
+	<-ctx.Done()
+	return msgstore.ScrubReport{}, ctx.Err()
+}
+
+func (b scrubbedBacking) Waste() (msgstore.Waste, error) { return msgstore.Waste{Worth: true}, nil }
+
+func (b scrubbedBacking) Compact(context.Context, msgstore.CompactOptions) (msgstore.CompactReport, error) {
+	wakeUp(b.compacted)
+	return msgstore.CompactReport{}, nil
+}
+
+// Reading through large files takes hours: files are made smaller meanwhile.
+func TestFilesShrinkWhileScrubbed(t *testing.T) {
+	b := scrubbedBacking{scrubs: make(chan struct{}, 1), compacted: make(chan struct{}, 1)}
+	n := startNode(t, t.TempDir(), func(o *Options) {
+		o.tidyEvery, o.scrubFirst = 5*time.Millisecond, 200*time.Millisecond
+		o.openStore = func(dir string, o msgstore.Options) (backing, error) {
+			st, err := msgstore.Open(dir, o)
+			return scrubbedBacking{st, b.scrubs, b.compacted}, err
+		}
+	})
+	_, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	wait := func(ch chan struct{}, what string) {
+		t.Helper()
+		select {
+		case <-ch:
+		case <-time.After(15 * time.Second):
+			t.Fatal(what)
+		}
+	}
+	wait(b.scrubs, "no scrub begins")
+	for range 2 { // the first may have begun before
+		publishN(t, js, "s", 1)
+		wait(b.compacted, "nothing is compacted while a scrub runs")
+	}
+}

@@ -201,7 +201,7 @@ func (s *Store) backupFiles() ([]string, error) {
 	var files []string
 	err := s.walk(func(name string, fi fs.FileInfo) error {
 		switch {
-		case name == "parked" && fi.IsDir():
+		case (name == "parked" || name == "streams/parked") && fi.IsDir():
 			return fs.SkipDir
 		case !fi.Mode().IsRegular():
 			// Sockets come back with the program.

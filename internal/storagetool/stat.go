@@ -144,6 +144,7 @@ func (s *Store) Stat() (*Stat, error) {
 // parked sums up the files that repairs have put aside.
 func (s *Store) parked() (files int, n int64, err error) {
 	err = s.walk(func(name string, fi fs.FileInfo) error {
+		name = strings.TrimPrefix(name, "streams/") // parked there if that is another file system
 		if fi.Mode().IsRegular() && (strings.HasPrefix(name, "parked/") || strings.Contains(path.Base(name), ".damaged-")) {
 			files++
 			n += fi.Size()
