@@ -342,7 +342,8 @@ func serve(cmd *cobra.Command, f *Flags) error {
 	}
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals, lameDuckSignals)...)
-	defer signal.Stop(signals)
+	// For good: a signal that comes while the program ends, for a reason of its
+	// own, must not take the place of the exit code.
 	// A write that a limit on file sizes refuses is a write that failed, to be
 	// reported as such.
 	if len(ignoredSignals) > 0 { // without any, Ignore ignores all
@@ -376,14 +377,7 @@ func (n *Node) run(signals <-chan os.Signal, load func() (*config.Config, error)
 	for {
 		select {
 		case err := <-n.Failed():
-			// Nothing may be acknowledged any more, and nothing in memory is
-			// worth saving: what was acknowledged is on disk. Leave at once, so
-			// that a service manager starts the program anew.
-			err = fmt.Errorf("storage failed: %w; start again to recover from disk, and check the disk and the space on it (store directory %s)", err, n.Config().JetStream.StoreDir)
-			if n.Config().Log.File != "" {
-				log.Error("stopping", "error", err)
-			}
-			return Exit(ExitStorage, err)
+			return n.storageFailed(err)
 		case err := <-duck:
 			if err != nil {
 				log.Warn("lame duck: the clients that are left are cut off", "error", err)
@@ -431,11 +425,35 @@ func (n *Node) stop(signals <-chan os.Signal, why string) error {
 			}
 		}
 	}()
-	err := n.Stop()
+	stopped := make(chan error, 1)
+	go func() { stopped <- n.Stop() }()
+	var err error
+	select {
+	case err = <-stopped:
+		select {
+		case failure := <-n.Failed():
+			return n.storageFailed(failure)
+		default:
+		}
+	case failure := <-n.Failed():
+		return n.storageFailed(failure)
+	}
 	if err == nil {
 		n.Log.Info("stopped", "took", time.Since(began).Round(100*time.Microsecond))
 	}
 	return err
+}
+
+// storageFailed is the end after a failure of the storage. Nothing may be
+// acknowledged any more, and nothing in memory is worth saving: what was
+// acknowledged is on disk. The program leaves at once, even out of the middle of
+// a stop, so that a service manager starts it anew.
+func (n *Node) storageFailed(err error) error {
+	err = fmt.Errorf("storage failed: %w; start again to recover from disk, and check the disk and the space on it (store directory %s)", err, n.Config().JetStream.StoreDir)
+	if n.Config().Log.File != "" {
+		n.Log.Error("stopping", "error", err)
+	}
+	return Exit(ExitStorage, err)
 }
 
 // reload reads the configuration anew and says what became of it.

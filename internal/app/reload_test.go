@@ -389,6 +389,20 @@ func TestLameDuckSignals(t *testing.T) {
 	}
 }
 
+// TestFailureDuringStop: a stop that has begun does not hide that the storage
+// has failed.
+func TestFailureDuringStop(t *testing.T) {
+	n, _, log := startNode(t, head)
+	n.failed <- syscall.EIO
+	err := n.stop(make(chan os.Signal), "terminated")
+	if ExitCode(err) != ExitStorage || !errors.Is(err, syscall.EIO) {
+		t.Errorf("exit code %d, %v", ExitCode(err), err)
+	}
+	if strings.Contains(log.String(), "msg=stopped") {
+		t.Errorf("logged:\n%s", log)
+	}
+}
+
 func TestLogRotation(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "edge.log")
 	l, err := openLog(config.Logging{File: path, SizeLimit: 100, MaxFiles: 3})

@@ -412,7 +412,9 @@ func (e *Engine) createStream(in *api.StreamConfig) (s *Stream, created bool, er
 
 // discard removes what was made for a stream that has not come to be.
 func (e *Engine) discard(g storage.GroupID, store storage.Store) {
-	if err := store.Destroy(); err != nil {
+	if err := store.Destroy(); errors.Is(err, storage.ErrFailed) {
+		e.fail(err)
+	} else if err != nil {
 		e.log.Warn("the directory of a stream that could not be created remains until the next start", "group", g, "err", err)
 	}
 }

@@ -295,6 +295,52 @@ func TestDeletionFails(t *testing.T) {
 	n.srv = nil
 }
 
+// lateDirFS fails the syncs of one directory, when it is told to.
+type lateDirFS struct {
+	vfs.FS
+	dir        string
+	under, now chan struct{}
+}
+
+func (f *lateDirFS) SyncDir(dir string) error {
+	if dir != f.dir {
+		return f.FS.SyncDir(dir)
+	}
+	select {
+	case f.under <- struct{}{}:
+	default:
+	}
+	<-f.now
+	return &fs.PathError{Op: "sync", Path: dir, Err: syscall.EIO}
+}
+
+// What fails in the background while the engine is being closed is what Close
+// returns: nobody waits for it any more, and nothing may be taken for saved.
+func TestFailureWhileClosing(t *testing.T) {
+	dir := t.TempDir()
+	late := &lateDirFS{FS: vfs.OS, dir: filepath.Join(dir, "streams"), under: make(chan struct{}, 1), now: make(chan struct{})}
+	n := startNode(t, dir, func(o *Options) { o.FS = late })
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 3)
+	if m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, 5*time.Second); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
+		t.Fatalf("delete: %v, %v", m, err)
+	}
+	n.e.wakeKeeper()
+	<-late.under // the keeper removes the stream's files
+	if err := n.srv.Shutdown(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- n.e.Close() }()
+	<-n.e.ending.Done() // it has begun
+	close(late.now)
+	if err := <-closed; !errors.Is(err, storage.ErrFailed) || !errors.Is(err, syscall.EIO) {
+		t.Errorf("closed with %v", err)
+	}
+	n.srv = nil
+}
+
 func TestIngestAndWatch(t *testing.T) {
 	for _, interval := range []time.Duration{0, 20 * time.Millisecond} {
 		t.Run(fmt.Sprint(interval), func(t *testing.T) {

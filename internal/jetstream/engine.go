@@ -164,6 +164,7 @@ type Engine struct {
 	closing   atomic.Bool
 	failed    atomic.Bool
 	failOnce  sync.Once
+	failure   error // set before broken is closed
 
 	mu       sync.Mutex
 	prepared map[storage.GroupID]storage.Store // opened for a creation under way
@@ -334,7 +335,8 @@ func (e *Engine) start() error {
 	return nil
 }
 
-// Close stops serving, checkpoints every stream and releases the directory.
+// Close stops serving, checkpoints every stream and releases the directory. A
+// failure of the storage, which Options.OnFail is told of, is its error too.
 // Clients should be gone: what they publish now is not acknowledged.
 func (e *Engine) Close() error { return e.close(true) }
 
@@ -378,6 +380,11 @@ func (e *Engine) close(checkpoint bool) error {
 		}
 	}
 	errs = append(errs, e.release())
+	select {
+	case <-e.broken: // it may have been since the closing began, with nobody left to hear of it
+		errs = append(errs, e.failure)
+	default:
+	}
 	return errors.Join(errs...)
 }
 
@@ -423,11 +430,21 @@ func (e *Engine) release() error {
 func (e *Engine) fail(err error) {
 	e.failed.Store(true)
 	e.failOnce.Do(func() {
+		e.failure = err
 		close(e.broken)
 		if e.o.OnFail != nil {
 			e.o.OnFail(err)
 		}
 	})
+}
+
+// failBehind is fail with an error that nobody waits for. While the engine is
+// being closed, what was cut short by that is no failure.
+func (e *Engine) failBehind(err error) {
+	if e.closing.Load() && (errors.Is(err, context.Canceled) || errors.Is(err, storage.ErrClosed) || errors.Is(err, ErrClosed)) {
+		return
+	}
+	e.fail(err)
 }
 
 // AfterRead is for broker.Options.AfterRead: it starts committing what the

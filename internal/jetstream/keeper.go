@@ -30,8 +30,8 @@ func (e *Engine) checkpointer() {
 			return
 		case <-e.checkpointNow:
 		}
-		if err := e.keepBudgets(); err != nil && !e.closing.Load() {
-			e.fail(err)
+		if err := e.keepBudgets(); err != nil {
+			e.failBehind(err)
 			return
 		}
 	}
@@ -222,8 +222,8 @@ func (e *Engine) keeper() {
 			ticking = false
 			e.ticks.Add(1)
 		}
-		if err := e.keep(); err != nil && !e.closing.Load() {
-			e.fail(err)
+		if err := e.keep(); err != nil {
+			e.failBehind(err)
 			return
 		}
 		// With nothing open there is nothing to close.

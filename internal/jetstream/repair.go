@@ -34,9 +34,10 @@ func (e *Engine) repair(d *downStream) {
 	freed := e.space.freed.Load()
 	err := e.tryRepair(d)
 	switch {
-	case err == nil || errors.Is(err, storage.ErrClosed) || e.closing.Load() || e.failed.Load():
+	case err == nil || errors.Is(err, storage.ErrClosed):
 	case errors.Is(err, storage.ErrFailed):
 		e.fail(fmt.Errorf("repairing stream %q: %w", d.rec.Name, err))
+	case e.closing.Load() || e.failed.Load():
 	case noSpace(err):
 		e.repairLater(d, err, freed)
 	default:
@@ -304,8 +305,8 @@ func (e *Engine) bringUp(d *downStream, s *Stream) error {
 		}
 		e.streamsChanged()
 		e.spawn(func() { // so that the repaired files do without the log
-			if err := e.settle(s, s.checkpoint()); err != nil && !e.closing.Load() {
-				e.fail(fmt.Errorf("checkpointing the repaired stream %q: %w", s.name, err))
+			if err := e.settle(s, s.checkpoint()); err != nil {
+				e.failBehind(fmt.Errorf("checkpoint of the repaired stream %q: %w", s.name, err))
 			}
 		})
 	}

@@ -212,7 +212,10 @@ func (e *Engine) dropBallast() {
 		}
 		return
 	}
-	_ = e.o.FS.SyncDir(e.o.Dir) // makes the room available; a failure to is met by whoever needs it
+	if err := e.o.FS.SyncDir(e.o.Dir); err != nil && !noSpace(err) { // which makes the room available
+		e.fail(fmt.Errorf("giving up the ballast: %w", err)) // the directory's other entries may be lost
+		return
+	}
 	e.log.Warn("the ballast was given up, so that the store can go on without room", "file", e.ballastPath(), "octets", size)
 	time.AfterFunc(ballastRetry, e.wakeKeeper)
 }

@@ -77,8 +77,8 @@ func (e *Engine) tidier() {
 			return
 		case <-timer.C:
 		}
-		if err := e.tidyFiles(ctx, later, looked); err != nil && ctx.Err() == nil && !e.closing.Load() {
-			e.fail(err)
+		if err := e.tidyFiles(ctx, later, looked); err != nil {
+			e.failBehind(err)
 			return
 		}
 		timer.Reset(e.o.tidyEvery)
@@ -131,7 +131,7 @@ func (e *Engine) tidyFiles(ctx context.Context, later map[*Stream]time.Time, loo
 		case err == nil:
 			s.postponed.Store(nil)
 			delete(later, s)
-		case ctx.Err() != nil, errors.Is(err, storage.ErrClosed):
+		case ctx.Err() != nil && !errors.Is(err, storage.ErrFailed), errors.Is(err, storage.ErrClosed):
 		case errors.Is(err, msgstore.ErrPostponed), vfs.IsNoSpace(err):
 			if later[s].IsZero() {
 				e.log.Warn("A stream's files cannot be made smaller yet.", "stream", s.name, "reason", err)

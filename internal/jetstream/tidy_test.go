@@ -120,6 +120,11 @@ func TestCompactionThatCannotBe(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the process goes on")
 	}
+	if err := n.srv.Shutdown(testContext(t)); err != nil {
+		t.Error(err)
+	}
+	_ = n.e.close(false) // it has been reported
+	n.srv = nil
 }
 
 // scrubbedBacking is a store whose scrub takes until it is ended, and that is
