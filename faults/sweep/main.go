@@ -17,6 +17,7 @@
 //	go run ./faults/sweep -most 50               # some of them, at random
 //	go run ./faults/sweep -tags small_budgets    # with checkpoints all the time
 //	go run ./faults/sweep -only 'fdatasync wal'  # calls whose kind matches
+//	go run ./faults/sweep -part 2/10             # the second of ten runs that try every call
 package main
 
 import (
@@ -44,6 +45,7 @@ import (
 type options struct {
 	sample   int
 	most     int
+	part     part
 	seed     uint64
 	tags     string
 	only     *regexp.Regexp
@@ -95,6 +97,7 @@ func parse(args []string) (o options, err error) {
 	fs.IntVar(&o.most, "most", 0, "at most so many calls in all, chosen at random")
 	fs.StringVar(&o.tags, "tags", "", "build tags for the edge; with small_budgets it makes checkpoints all the time")
 	fs.Uint64Var(&o.seed, "seed", 0, "of the random choice (default: the clock)")
+	fs.TextVar(&o.part, "part", part{n: 1, of: 1}, "with 3/10 the third of ten parts: ten short runs instead of a long one")
 	only := fs.String("only", "", "only calls whose kind, such as \"fsync wal/\", matches this `expression`")
 	modes := fs.String("modes", strings.Join(allModes, ","), "what is done")
 	fs.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "cycles at the same time")
@@ -165,7 +168,7 @@ func run(ctx context.Context, args []string) (err error) {
 	if o.most > 0 && len(points) > o.most {
 		points = points[:o.most]
 	}
-	return o.sweep(ctx, dir, points)
+	return o.sweep(ctx, dir, o.part.take(points))
 }
 
 // start is what a cycle begins with.
