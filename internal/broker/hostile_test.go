@@ -100,14 +100,10 @@ func TestHalfOpen(t *testing.T) {
 	}
 	until(t, "all to be taken", func() bool { return len(plain.Conns())+len(secure.Conns()) == n })
 	per := (heap() - used) / int64(n)
-	after, most := max(p99(t, plain, 5), p99(t, secure, 5)), 2*before+200*time.Microsecond
-	for end := time.Now().Add(patience); after > most && time.Now().Before(end); { // others may have been at work
-		after = min(after, max(p99(t, plain, 5), p99(t, secure, 5)))
-	}
+	// Each request is answered. How fast is for faults/badinput to judge, which has
+	// processes of its own and can wait for a quiet moment.
+	after := max(p99(t, plain, 5), p99(t, secure, 5))
 	t.Logf("p99 %v before, %v with %d connections half open, %d octets each", before, after, n, per)
-	if after > most {
-		t.Errorf("p99 %v, before %v", after, before)
-	}
 	if per > 40<<10 {
 		t.Errorf("%d octets for a connection that does nothing", per)
 	}
