@@ -361,6 +361,12 @@ func TestInfo(t *testing.T) {
 			t.Errorf("INFO lacks %s: %s", want, r.info)
 		}
 	}
+	// What the server is called from outside is no further address: clients that
+	// do not trust it under the one they were given must not try the other.
+	r = rawDial(t, run(t, Options{Advertise: "edge.example:4222"}))
+	if !strings.Contains(r.info, `"host":"edge.example","port":4222`) || strings.Contains(r.info, "connect_urls") {
+		t.Errorf("INFO of a server with client_advertise: %s", r.info)
+	}
 	nc := dial(t, s)
 	if nc.ConnectedServerName() != "edge-1" || nc.ConnectedServerId() != s.ID() || len(s.ID()) != 56 || nc.MaxPayload() != 1<<20 || !nc.HeadersSupported() {
 		t.Errorf("client sees %q %q %d", nc.ConnectedServerName(), nc.ConnectedServerId(), nc.MaxPayload())

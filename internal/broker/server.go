@@ -282,8 +282,9 @@ func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
 	}
 	host, urls := set.Host, set.ConnectURLs
 	if set.Advertise != "" {
+		// Not among the addresses to reconnect to: a client whose check of the
+		// certificate fails for the address it was given would go on to that one.
 		host, port = set.advertHost, set.advertPort
-		urls = append([]string{set.Advertise}, urls...)
 	}
 	if lame { // not to come back
 		urls = nil

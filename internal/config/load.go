@@ -283,7 +283,7 @@ func (c *Config) authorization(d *decoder, v value, _ string) {
 		{names: []string{"user", "username"}, accepts: "a user name", set: nonEmpty(&a.User)},
 		{names: []string{"password", "pass"}, accepts: "a password or its bcrypt hash", set: nonEmpty(&a.Password)},
 		{names: []string{"token"}, accepts: "a token or its bcrypt hash", set: nonEmpty(&a.Token)},
-		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&a.Timeout, time.Millisecond)},
+		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&a.Timeout, 1)},
 		{names: []string{"users"}, accepts: "a list of { user, password, permissions }", set: func(d *decoder, v value, _ string) {
 			d.list(v, func(item value) {
 				var u User

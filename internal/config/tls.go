@@ -44,7 +44,7 @@ func tlsKeys(t *TLS) []key {
 		{names: []string{"key_file"}, accepts: "a PEM file", set: nonEmpty(&t.KeyFile)},
 		{names: []string{"ca_file"}, accepts: "a PEM file", set: nonEmpty(&t.CAFile)},
 		{names: []string{"verify"}, accepts: "true or false", set: boolKey(&t.Verify)},
-		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&t.Timeout, time.Millisecond)},
+		{names: []string{"timeout"}, accepts: "seconds, or a duration such as \"2s\"", set: durationKey(&t.Timeout, 1)},
 	}, unsupported(map[string]string{
 		"ca_certs_match":                   "use ca_file",
 		"cert_match":                       "use cert_file and key_file",

@@ -46,6 +46,7 @@ func TestTLS(t *testing.T) {
 	}{
 		"files":                {files, TLS{Timeout: 2 * time.Second}},
 		"timeout":              {files + "timeout: 0.5", TLS{Timeout: 500 * time.Millisecond}},
+		"timeout, very short":  {files + "timeout: 0.0001", TLS{Timeout: 100 * time.Microsecond}},
 		"verify":               {files + "verify: true", TLS{Timeout: 2 * time.Second, Verify: true}},
 		"map":                  {files + "verify_and_map: true, pinned_certs: [ \"" + pin + "\" ]", TLS{Timeout: 2 * time.Second, Verify: true, Map: true, Pinned: map[string]bool{strings.ToLower(pin): true}}},
 		"first":                {files + "handshake_first: true", TLS{Timeout: 2 * time.Second, First: true}},
