@@ -141,7 +141,11 @@ func runTest(t test, url, dir string) Result {
 	default:
 		r.Outcome = Pass
 	}
-	fmt.Printf("%-5s %7.2fs %s\n", r.Outcome, r.Took.Seconds(), r.Name)
+	fmt.Printf("%-5s %7.2fs %s", r.Outcome, r.Took.Seconds(), r.Name)
+	if r.Outcome == Fail {
+		fmt.Print(": ", firstComplaint(r.Output))
+	}
+	fmt.Println()
 	return r
 }
 

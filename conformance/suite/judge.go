@@ -216,7 +216,7 @@ func WriteBaseline(ctx context.Context, o Options, times int) error {
 		return err
 	}
 	bases := map[string]Baseline{}
-	for range times {
+	for n := range times {
 		results, err := Run(ctx, o)
 		if err != nil {
 			return err
@@ -226,12 +226,10 @@ func WriteBaseline(ctx context.Context, o Options, times int) error {
 				bases[name] = Baseline{}
 			}
 			bases[name].Merge(name, results)
-		}
-	}
-	for name, b := range bases {
-		about := fmt.Sprintf("Outcomes of the suite %s of %s v1.55.0 on nats-server v2.15.2, %d runs: pass means each time.", name, Module, times)
-		if err := b.Write(dir, name, about); err != nil {
-			return err
+			about := fmt.Sprintf("Outcomes of the suite %s of %s v1.55.0 on nats-server v2.15.2, %d runs: pass means each time.", name, Module, n+1)
+			if err := bases[name].Write(dir, name, about); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -75,7 +75,7 @@ log_file: "{{.LogFile}}"
   name: "{{.ClusterName}}"
   host: "127.0.0.1"
   port: {{.ClusterPort}}
-  routes: [ {{range .Routes}}"nats://{{.}}" {{end}}]
+  routes: [ {{range $i, $r := .Routes}}{{if $i}}, {{end}}"nats://{{$r}}"{{end}} ]
 }{{end}}
 {{template "slot" .Snippets.tls}}
 {{template "slot" .TLSInclude}}
@@ -89,7 +89,7 @@ log_file: "{{.LogFile}}"
   USERS{{$n}} { users: [ { user: "user{{$n}}", pass: "password" } ], jetstream: {{$.JetStream}} }{{end}}
   $SYS { users: [ { user: "system", pass: "password" } ] }
 }{{else if .Login}}authorization {
-  users: [ {{range users}}{ user: "user{{.}}", password: "password" } {{end}}{ user: "system", password: "password" } ]
+  users: [ {{range users}}{ user: "user{{.}}", password: "password" }, {{end}}{ user: "system", password: "password" } ]
 }{{end}}
 `
 
