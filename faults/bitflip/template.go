@@ -242,7 +242,7 @@ func fill(ctx context.Context, url string) (map[string]*streamTemplate, error) {
 					}
 				}
 				s.messages[e.seq] = e
-				if _, err := js.PublishMsgAsync(m); err != nil {
+				if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(30*time.Second)); err != nil {
 					return nil, err
 				}
 			}

@@ -84,7 +84,7 @@ func (e *Engine) giveUp(list []lostMsg, streams map[*fileStore]*Stream) bool {
 	var pending []outcome
 	for _, x := range list {
 		s := streams[x.store]
-		if s == nil { // not in service: what the repair does not find is met again
+		if s == nil || s.mending.Load() { // what the repair does not find is met again
 			e.forgetLost(x)
 			continue
 		}

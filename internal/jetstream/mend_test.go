@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bytes"
+	"encoding/binary"
 	"os"
 	"strings"
 	"testing"
@@ -112,5 +113,68 @@ func TestRemovalOverDestroyedPages(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Messages that damage only hides, as the way to them is destroyed, are given up by
+// nobody: neither by the stream nor by a consumer, who waits for the repair.
+func TestHiddenMessagesAreFound(t *testing.T) {
+	ctx := testContext(t)
+	n := startNode(t, t.TempDir())
+	_, js := n.connect()
+	str := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	const msgs = 3000
+	for range msgs {
+		must(js.PublishAsync("s", bytes.Repeat([]byte("x"), 400)))
+	}
+	<-js.PublishAsyncComplete()
+	if err := n.e.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	s := must2(n.e.Stream("S"))
+	blurBranches(t, n.e.storePath(s.group))
+	c := must(str.CreateConsumer(ctx, jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy}))
+	next := uint64(1)
+	for next <= msgs {
+		batch, err := c.Fetch(500, jetstream.FetchMaxWait(10*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		had := next
+		for m := range batch.Messages() {
+			if seq := must(m.Metadata()).Sequence.Stream; seq != next {
+				t.Fatalf("sequence %d, want %d", seq, next)
+			}
+			next++
+		}
+		if next == had {
+			t.Fatalf("nothing comes after %d: %v", next-1, batch.Error())
+		}
+	}
+	if st, d := s.State(), n.e.Damage(); st.Msgs != msgs || d.LostMsgs != 0 || d.Repairs == 0 {
+		t.Errorf("%+v, %+v", st, d)
+	}
+}
+
+// blurBranches zeroes the second half of the keys of each branch page of a bbolt
+// file that is open: searches end in the wrong leaf.
+func blurBranches(t *testing.T, path string) {
+	t.Helper()
+	b := must(os.ReadFile(path))
+	f := must(os.OpenFile(path, os.O_RDWR, 0))
+	const page = 8192 // of msgstore's files
+	n := 0
+	for off := 0; off+page <= len(b); off += page {
+		// id, flags (1: branch), number of elements of 16 octets; keys of 8 behind them
+		id, flags := binary.LittleEndian.Uint64(b[off:]), binary.LittleEndian.Uint16(b[off+8:])
+		count := int(binary.LittleEndian.Uint16(b[off+10:]))
+		if id != uint64(off/page) || flags != 1 || count < 16 || 16+24*count > page {
+			continue
+		}
+		must(f.WriteAt(make([]byte, 4*count), int64(off+16+16*count+4*count)))
+		n++
+	}
+	if err := f.Close(); err != nil || n == 0 {
+		t.Fatalf("%d branch pages, %v", n, err)
 	}
 }

@@ -102,27 +102,34 @@ func (sc *scrub) slice(fn func(tx *bbolt.Tx) (n int, err error)) (goOn bool, err
 	return err == nil, err
 }
 
+// finding is damage that a scrub has found: a message, or one that is missing,
+// or with seq 0 something else.
+type finding struct {
+	seq uint64
+	err error
+}
+
 func (sc *scrub) messages() error {
 	im := sc.s.image
 	next := uint64(0)
 	for end := false; !end; {
 		// Told outside of the transaction: whoever is told may want to read.
-		var damage []error
+		var damage []finding
 		goOn, err := sc.slice(func(tx *bbolt.Tx) (n int, err error) {
 			n, next, end, damage, err = sc.chunks(tx, next)
 			return n, err
 		})
 		for _, d := range damage {
-			if seq, ok := storage.Damaged(d); ok {
+			if d.seq != 0 {
 				// It may have been deleted meanwhile.
-				if q, still := table.NextSeq(sc.s.Table, seq); !still || q != seq {
+				if q, still := table.NextSeq(sc.s.Table, d.seq); !still || q != d.seq {
 					continue
 				}
-				if ms, err := im.Fetch([]uint64{seq}, 0); err == nil && len(ms) == 1 {
+				if ms, err := im.Fetch([]uint64{d.seq}, 0); err == nil && len(ms) == 1 {
 					continue
 				}
 			}
-			sc.found(d)
+			sc.found(d.err)
 		}
 		if err != nil || !goOn {
 			return err
@@ -132,7 +139,7 @@ func (sc *scrub) messages() error {
 }
 
 // chunks checks chunks from the one of sequence next on.
-func (sc *scrub) chunks(tx *bbolt.Tx, next uint64) (n int, after uint64, end bool, damage []error, err error) {
+func (sc *scrub) chunks(tx *bbolt.Tx, next uint64) (n int, after uint64, end bool, damage []finding, err error) {
 	im := sc.s.image
 	live, err := im.liveness(tx)
 	if err != nil {
@@ -150,7 +157,8 @@ func (sc *scrub) chunks(tx *bbolt.Tx, next uint64) (n int, after uint64, end boo
 			if ok, err := live.exists(q); err != nil {
 				return err
 			} else if ok {
-				damage = append(damage, im.corrupt(q, errors.New("it should be there and is not")))
+				// As of a reader's: what leads to it may be what is damaged.
+				damage = append(damage, finding{q, &storage.CorruptError{File: im.path, Reason: fmt.Sprintf("message %d should be there and is not", q)}})
 			}
 			seq = q + 1
 		}
@@ -171,7 +179,7 @@ func (sc *scrub) chunks(tx *bbolt.Tx, next uint64) (n int, after uint64, end boo
 		n += len(k) + len(v)
 		ck, err := parseChunk(im.msgs, k, v)
 		if err != nil {
-			damage = append(damage, im.corruptIndex(fmt.Sprintf("messages from %d on", base), err))
+			damage = append(damage, finding{err: im.corruptIndex(fmt.Sprintf("messages from %d on", base), err)})
 			rescueChunk(im.msgs, k, v, func(m storage.Message, _ []byte) {
 				if m.Seq >= next && m.Seq <= live.st.Last {
 					_ = missing(m.Seq) // an error comes again
@@ -193,7 +201,7 @@ func (sc *scrub) chunks(tx *bbolt.Tx, next uint64) (n int, after uint64, end boo
 				continue
 			}
 			if _, err := ck.message(im.msgs, i); err != nil {
-				damage = append(damage, im.corrupt(seq, err))
+				damage = append(damage, finding{seq, im.corrupt(seq, err)})
 				continue
 			}
 			sc.report.Messages++

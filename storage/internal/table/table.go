@@ -504,8 +504,11 @@ func (t *Table) meta(seq uint64) (Meta, error) {
 	return t.front[0], nil
 }
 
+// errMissing says that a message is not where it should be. That is no damage of
+// the message: what leads to it may be destroyed, so that a repair finds it, and
+// nobody may pass over it before that.
 func (t *Table) errMissing(seq uint64) error {
-	return &storage.CorruptError{File: t.path, Seq: seq, Reason: "it should be there and is not"}
+	return &storage.CorruptError{File: t.path, Reason: fmt.Sprintf("message %d should be there and is not", seq)}
 }
 
 func (t *Table) timeOf(seq uint64) (int64, error) {
