@@ -42,6 +42,29 @@ type dialogue struct {
 	// ours is what Petiole answers where it does not do as nats-server; the
 	// reason is beside the dialogue.
 	ours string
+	// info has what INFO says compared too.
+	info bool
+}
+
+// steady is the document of INFO without what is another one each time, and
+// what only servers look at.
+func steady(t *testing.T, line string) string {
+	var doc map[string]any
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(line, "INFO ")), &doc); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []string{"server_id", "git_commit", "go", "xkey"} {
+		delete(doc, k)
+	}
+	if doc["host"] == "127.0.0.1" {
+		delete(doc, "port")
+	}
+	if doc["nonce"] != nil {
+		doc["nonce"] = len(doc["nonce"].(string))
+	}
+	delete(doc, "client_id")     // counted from another number
+	text, _ := json.Marshal(doc) // can not fail: it was JSON
+	return string(text)
 }
 
 // says is the answer to a first step that ends the connection.
@@ -63,6 +86,20 @@ func adaMay(permissions string) string {
 // parse.
 var dialogues = []dialogue{
 	{name: "nobody has to log in", conf: "", steps: []string{"1 PUB a 1\nx\n", "1 SUB a 1\nPUB a 1\nx\n", "2 " + asAda + "\nSUB a 1\nPUB a 0\n\n"}},
+	{name: "INFO", info: true, conf: "server_name: s\nmax_payload: 77\nno_header_support: true\n" + twoUser, steps: []string{
+		`1 CONNECT {"verbose":false,"protocol":1,"user":"ada","pass":"a"}` + "\n", "1 ", "1 ",
+		`2 CONNECT {"verbose":false,"protocol":0,"user":"ada","pass":"a"}` + "\n", "2 ", `2 CONNECT {"protocol":1}` + "\n", "2 ",
+		"3 PING\n",
+	}},
+	{name: "INFO where nobody has to log in", info: true, conf: "server_name: s", steps: []string{"1 ", `1 CONNECT {"protocol":1}` + "\n", "1 "}},
+	{name: "INFO with no_auth_user", info: true, conf: "server_name: s\nno_auth_user: ada\n" + twoUser, steps: []string{"1 ", `2 CONNECT {"protocol":1}` + "\n", "2 "}},
+	{name: "INFO with an nkey", info: true, conf: "server_name: s\nauthorization { users: [ { nkey: NKEY } ] }", steps: []string{
+		`1 CONNECT {"verbose":false,"protocol":1,"nkey":"NKEY","sig":"SIGNATURE"}` + "\n", "1 ",
+	}},
+	{name: "INFO with a token", info: true, conf: "server_name: s\nauthorization { token: t }", steps: []string{`1 CONNECT {"auth_token":"t"}` + "\n"}},
+	// Clients use connect_urls to find their way back; host and port they do
+	// not look at. nats-server lists itself in a cluster only.
+	{name: "INFO with client_advertise", info: true, conf: "server_name: s\nclient_advertise: \"h:7\"", steps: []string{"1 "}},
 	{name: "verbose", conf: "", steps: []string{"1 CONNECT {}\nSUB a 1\nPUB a 1\nx\nUNSUB 1\nUNSUB 7\n"}},
 	{name: "pedantic", conf: "", steps: []string{
 		`1 CONNECT {"verbose":false,"pedantic":true}` + "\nPUB a.* 0\n\nPUB a..b 0\n\nSUB a..b 1\nSUB a.> 2\nPUB a.b 0\n\n",
@@ -395,6 +432,9 @@ func (d dialogue) hold(t *testing.T, addr string) string {
 				t.Fatal(err)
 			}
 			c.nonce = info.Nonce
+			if d.info {
+				fmt.Fprintf(&out, "%s INFO %s\n", who, steady(t, line))
+			}
 		}
 		if strings.Contains(text, "SIGNATURE") {
 			sig, err := kp.Sign([]byte(c.nonce))
@@ -414,6 +454,9 @@ func (d dialogue) hold(t *testing.T, addr string) string {
 		}
 		for {
 			line, err := c.r.ReadString('\n')
+			if strings.HasPrefix(line, "INFO ") {
+				line = "INFO " + steady(t, line)
+			}
 			if line != "" {
 				fmt.Fprintf(&out, "\t%q\n", line)
 			}

@@ -66,6 +66,7 @@ type client struct {
 
 	info      atomic.Pointer[ClientInfo] // replaced at CONNECT
 	connected bool                       // CONNECT was accepted
+	ponged    bool                       // and a PING after it answered
 	verbose   bool
 	pedantic  bool
 	echo      bool
@@ -425,9 +426,17 @@ func (c *client) onPing() {
 		return
 	}
 	c.reply(linePong)
+	if !c.connected {
+		return
+	}
+	first := !c.ponged
+	c.ponged = true
 	if c.protocol >= 1 {
 		// Not before: a client that waits for its first PONG takes nothing else.
 		c.async.Store(true)
+		if first {
+			c.reply(c.srv.infoLine(c, c.srv.set.Load(), c.tls.Load(), connects))
+		}
 	}
 }
 

@@ -96,7 +96,7 @@ func (c *client) open(set *settings, full bool) (pre []byte, err error) {
 
 func (c *client) sendInfo(set *settings, first bool) error {
 	_ = c.conn.SetWriteDeadline(time.Now().Add(set.WriteDeadline))
-	_, err := c.conn.Write(c.srv.infoLine(c, set, first, false))
+	_, err := c.conn.Write(c.srv.infoLine(c, set, first, arrives))
 	_ = c.conn.SetWriteDeadline(time.Time{})
 	return err
 }

@@ -186,7 +186,7 @@ func (s *Server) LameDuck(ctx context.Context, duration, grace time.Duration) er
 	set := s.set.Load()
 	for _, c := range clients {
 		if c.async.Load() {
-			c.text(s.infoLine(c, set, c.tls.Load(), true), false)
+			c.text(s.infoLine(c, set, c.tls.Load(), lameDuck), false)
 			c.flush()
 		}
 	}

@@ -27,6 +27,11 @@ func rawAs(t *testing.T, s *Server, name, pass string) *raw {
 	r := rawDial(t, s)
 	r.send(fmt.Sprintf("CONNECT {\"user\":%q,\"pass\":%q,\"verbose\":false,\"headers\":true,\"protocol\":1}\r\nPING\r\n", name, pass))
 	r.expect("PONG\r\n")
+	line, err := r.r.ReadString('\n')
+	check(t, err)
+	if !strings.HasPrefix(line, "INFO {") || !strings.Contains(line, `"connect_info":true,"remote_account":"$G"`) {
+		t.Fatalf("after the first PONG %q", line)
+	}
 	return r
 }
 

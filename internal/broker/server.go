@@ -270,11 +270,22 @@ type info struct {
 	ConnectURLs []string `json:"connect_urls,omitempty"`
 	APILevel    int      `json:"api_lvl,omitempty"`
 	LameDuck    bool     `json:"ldm,omitempty"`
+	Connected   bool     `json:"connect_info,omitempty"` // follows the PONG for the first PING after CONNECT
+	Account     string   `json:"remote_account,omitempty"`
 }
+
+// occasion is why a client gets INFO.
+type occasion int
+
+const (
+	arrives  occasion = iota // it has just connected
+	connects                 // it has sent CONNECT
+	lameDuck                 // the server is about to leave
+)
 
 // infoLine returns the INFO for a client. It says that TLS is required if first,
 // for which TLS has to be configured, or if the client has no choice.
-func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
+func (s *Server) infoLine(c *client, set *settings, first bool, why occasion) []byte {
 	ci := c.info.Load()
 	port := set.Port
 	if a, ok := s.Addr().(*net.TCPAddr); ok {
@@ -286,8 +297,15 @@ func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
 		// certificate fails for the address it was given would go on to that one.
 		host, port = set.advertHost, set.advertPort
 	}
-	if lame { // not to come back
+	account, nonce, auth := "", c.nonce, set.auth.required()
+	if why != arrives { // as nats-server, which says then what its configuration says
+		nonce, auth = "", set.auth.on()
+	}
+	switch why {
+	case lameDuck: // not to come back
 		urls = nil
+	case connects:
+		account = c.acc.name
 	}
 	ip := ci.IP
 	if set.ProxyProtocol && !c.ready.Load() && !first {
@@ -296,11 +314,11 @@ func (s *Server) infoLine(c *client, set *settings, first, lame bool) []byte {
 	offered := set.TLS != nil && c.kind == ConnStandard
 	doc, _ := json.Marshal(info{ // can not fail: plain fields
 		ID: s.id, Name: s.Name(), Version: set.Version, Proto: 1, GitCommit: set.GitCommit,
-		Go: runtime.Version(), Host: host, Port: port, Headers: !set.NoHeaders, Auth: set.auth.required(),
+		Go: runtime.Version(), Host: host, Port: port, Headers: !set.NoHeaders, Auth: auth,
 		TLS: offered && (first || !set.TLSOptions.Optional), TLSOptional: offered && set.TLSOptions.Optional,
 		TLSVerify:  offered && set.TLS.ClientAuth >= tls.RequireAnyClientCert,
 		MaxPayload: set.MaxPayload, JetStream: set.JetStream, ClientID: ci.ID, ClientIP: ip,
-		Nonce: c.nonce, ConnectURLs: urls, APILevel: set.APILevel, LameDuck: lame,
+		Nonce: nonce, ConnectURLs: urls, APILevel: set.APILevel, LameDuck: why == lameDuck, Connected: why == connects, Account: account,
 	})
 	return slices.Concat([]byte("INFO "), doc, lineEnd)
 }
