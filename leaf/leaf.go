@@ -8,6 +8,11 @@
 //	<-l.Ready()
 //	nc, err := nats.Connect("", nats.InProcessServer(l))
 //
+// The package's example is a whole program of this kind. The module is had from
+// a copy of its repository:
+//
+//	go mod edit -require petiole@v0.0.0 -replace petiole=/path/to/petiole && go mod tidy
+//
 // It is the same server as the edge program; what [Config] does not have can
 // be said in a configuration file.
 package leaf

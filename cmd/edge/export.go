@@ -18,7 +18,7 @@ func exportCommand(f *app.Flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export",
 		Short: "Look after the streams that go to the hub",
-		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE:  func(cmd *cobra.Command, _ []string) error { return app.NeedsCommand(cmd) },
 	}
 	c.AddCommand(exportList(f))
 	return c
@@ -27,6 +27,21 @@ func exportCommand(f *app.Flags) *cobra.Command {
 // hasStream reports whether the running edge has the stream.
 func hasStream(js *admin.JetStream, name string) bool {
 	return js != nil && slices.ContainsFunc(js.Streams, func(s admin.Stream) bool { return s.Name == name })
+}
+
+// exportNote says why an export does not proceed now, if it does not.
+func exportNote(st *admin.Status, e *link.ExportStatus) string {
+	switch {
+	case e.Active: // what failed before does not matter any more
+		return "-"
+	case e.Failing:
+		return e.LastError
+	case !hasStream(st.JetStream, e.Stream):
+		return "no such stream here yet"
+	case !st.Hub.Connected:
+		return "the hub is not connected, see edge status"
+	}
+	return "-"
 }
 
 // exportList shows each export of the running edge.
@@ -66,17 +81,7 @@ func exportList(f *app.Flags) *cobra.Command {
 				if e.LagMsgs > 0 {
 					oldest = e.LagAge.Round(time.Second).String()
 				}
-				note := "-"
-				switch {
-				case e.Active: // what failed before does not matter any more
-				case e.LastError != "":
-					note = e.LastError
-				case !hasStream(st.JetStream, e.Stream):
-					note = "no such stream here yet"
-				case !st.Hub.Connected:
-					note = "the hub is not connected, see edge status"
-				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\t%s\n", e.Stream, e.To, state, e.Last, e.Through, e.LagMsgs, oldest, e.GapMsgs, note)
+				fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%d\t%s\t%d\t%s\n", e.Stream, e.To, state, e.Last, e.Through, e.LagMsgs, oldest, e.GapMsgs, exportNote(&st, &e))
 			}
 			return w.Flush()
 		},

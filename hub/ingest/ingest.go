@@ -138,8 +138,11 @@ func failure(name string, err error) *frame.Error {
 	switch {
 	case errors.Is(err, command.ErrStaleIncarnation):
 		fe.Code = frame.CodeStale
-	case errors.Is(err, command.ErrOutOfOrder), errors.Is(err, api.ErrStreamNotFound):
+	case errors.Is(err, command.ErrOutOfOrder):
 		fe.Code = frame.CodeOrder // asking anew settles it
+	case errors.Is(err, api.ErrStreamNotFound):
+		fe.Code = frame.CodeOrder // likewise: the next offer makes the stream
+		fe.Text = fmt.Sprintf("stream %q was removed at the hub; it is made anew and filled from the first message here", name)
 	case errors.Is(err, command.ErrDiverged):
 		fe.Code = frame.CodeDiverged
 	case errors.Is(err, command.ErrMalformed):

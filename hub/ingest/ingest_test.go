@@ -358,6 +358,10 @@ func TestStreamDeletedAtTheHub(t *testing.T) {
 	}
 	publish(t, js, 101, 10)
 	until(t, "replayed again", func() bool { return last(h, "PLANT") == 110 })
+	until(t, "the failure is past", func() bool { return !l.Status().Exports[0].Failing })
+	if text, want := l.Status().Exports[0].LastError, `stream "PLANT" was removed at the hub; it is made anew and filled from the first message here`; text != "" && text != want {
+		t.Errorf("the edge is told %q, want %q", text, want)
+	}
 	check(t, h, "PLANT", 110)
 }
 

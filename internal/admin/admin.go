@@ -41,6 +41,7 @@ type Status struct {
 	Ready      time.Duration `json:"ready_ns"` // from the start of the process until clients could connect
 	ClientURL  string        `json:"client_url"`
 	ConfigFile string        `json:"config_file,omitempty"`
+	Refused    *Refused      `json:"reload_refused,omitempty"` // the last reload, if it failed
 	Broker     Broker        `json:"broker"`
 	JetStream  *JetStream    `json:"jetstream,omitempty"` // absent if it is off
 
@@ -48,11 +49,18 @@ type Status struct {
 	Edges *link.HubStatus  `json:"edges,omitempty"` // hub: the edges connected
 }
 
+// Refused is a reload of the configuration that failed: the program runs with
+// what it had before.
+type Refused struct {
+	Time    time.Time `json:"time"`
+	Reasons []string  `json:"reasons"` // each with file and line where it has one
+}
+
 // Broker summarises the clients' side.
 type Broker struct {
 	Connections   int    `json:"connections"`
 	TotalConns    uint64 `json:"total_connections"`
-	Subscriptions int    `json:"subscriptions"`
+	Subscriptions int    `json:"subscriptions"` // of clients
 	InMsgs        uint64 `json:"in_msgs"`
 	InBytes       uint64 `json:"in_bytes"`
 	OutMsgs       uint64 `json:"out_msgs"`
@@ -66,7 +74,7 @@ type Broker struct {
 // FromBroker takes the broker's counters over.
 func FromBroker(s broker.Stats) Broker {
 	return Broker{
-		Connections: s.Connections, TotalConns: s.TotalConns, Subscriptions: s.Subscriptions,
+		Connections: s.Connections, TotalConns: s.TotalConns, Subscriptions: max(s.Subscriptions-s.Internal, 0),
 		InMsgs: s.InMsgs, InBytes: s.InBytes, OutMsgs: s.OutMsgs, OutBytes: s.OutBytes,
 		SlowConsumers: s.SlowConsumers, StaleConns: s.StaleConns, AuthErrors: s.AuthErrors, ProtoErrors: s.ProtoErrors,
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"syscall"
 
 	"petiole/internal/config"
@@ -66,14 +67,37 @@ func storeError(dir string, err error) error {
 	switch {
 	case errors.Is(err, storage.ErrLocked):
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is %w: stop it, or choose another directory with -sd", dir, storage.ErrLocked))
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return Exit(ExitCannotStore, fmt.Errorf("cannot write to store directory %s: let this user write there, or choose another directory with -sd (%w)", dir, err))
+	case errors.Is(err, fs.ErrNotExist):
+		return Exit(ExitCannotStore, fmt.Errorf("store directory %s can not be made there: choose another one with -sd (%w)", dir, err))
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is not a directory: choose another one with -sd (%w)", dir, err))
 	case errors.Is(err, storage.ErrCorrupt):
 		return Exit(ExitStorage, fmt.Errorf("store directory %s holds corrupt data: keep a copy of it, and start with an empty directory or a backup (%w)", dir, err))
 	}
 	return Exit(ExitStorage, fmt.Errorf("cannot open store directory %s: %w", dir, err))
+}
+
+// fileError explains why the file or directory that a setting names cannot be
+// written; flag is the setting's on the command line, key that in a file.
+func fileError(flag, key, path string, err error) error {
+	var pathErr *fs.PathError
+	var linkErr *os.LinkError
+	switch {
+	case errors.As(err, &pathErr):
+		err = pathErr.Err
+	case errors.As(err, &linkErr):
+		err = linkErr.Err
+	}
+	remedy := "choose another one"
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		remedy = "the directory must exist"
+	case errors.Is(err, fs.ErrPermission):
+		remedy = "let this user write there, or choose another one"
+	}
+	return Exit(ExitConfig, fmt.Errorf("%s (%s): cannot write %s: %w; %s", flag, key, path, err, remedy))
 }
 
 // listenError explains why addr could not be listened on; setting is what

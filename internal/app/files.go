@@ -16,7 +16,7 @@ func writePID(path string) error {
 		return nil
 	}
 	if err := os.WriteFile(path, []byte(strconv.Itoa(os.Getpid())+"\n"), 0o644); err != nil {
-		return Exit(ExitFailure, fmt.Errorf("write pid file: %w; check pid_file", err))
+		return fileError("-P", "pid_file", path, err)
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func (n *Node) writePorts(dir string) error {
 		}
 	}
 	if err != nil {
-		return Exit(ExitFailure, fmt.Errorf("write ports file: %w; check ports_file_dir", err))
+		return fileError("--ports_file_dir", "ports_file_dir", portsFile(dir), err)
 	}
 	return nil
 }

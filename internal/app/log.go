@@ -140,7 +140,7 @@ func newLogger(c config.Logging, stderr io.Writer) (*logger, error) {
 	if c.File != "" {
 		f, err := openLog(c)
 		if err != nil {
-			return nil, Exit(ExitConfig, fmt.Errorf("%w; check log_file", err))
+			return nil, fileError("-l", "log_file", c.File, err)
 		}
 		l.file, out = f, f
 	}

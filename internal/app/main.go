@@ -167,7 +167,12 @@ func Command(p Program) *cobra.Command {
 	if p.Commands != nil {
 		p.Commands(root, f)
 	}
+	root.InitDefaultCompletionCmd() // now, so that it is a command as all others
 	for _, c := range allCommands(root) {
+		if c.Name() == "completion" {
+			c.RunE = func(cmd *cobra.Command, _ []string) error { return NeedsCommand(cmd) }
+			c.Args = nil
+		}
 		c.SuggestionsMinimumDistance = 2
 		if c != root && c.Args == nil {
 			c.Args = func(cmd *cobra.Command, args []string) error {
@@ -182,6 +187,18 @@ func Command(p Program) *cobra.Command {
 		}
 	}
 	return root
+}
+
+// NeedsCommand is what a command answers that does nothing without one of its
+// subcommands.
+func NeedsCommand(c *cobra.Command) error {
+	var names []string
+	for _, sub := range c.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
+		}
+	}
+	return Exit(ExitUsage, fmt.Errorf("%s needs a command: %s", c.CommandPath(), strings.Join(names, ", ")))
 }
 
 // dirs has the shell complete directories.
@@ -284,6 +301,9 @@ func (f *Flags) Load(cmd *cobra.Command) (*config.Config, error) {
 	if given("client_advertise") {
 		cfg.ClientAdvertise = f.Advert
 	}
+	if (f.TLS || f.TLSFiles.Verify) && (f.TLSFiles.CertFile == "" || f.TLSFiles.KeyFile == "") {
+		return nil, Exit(ExitUsage, errors.New("--tls and --tlsverify need a certificate and its key: name two PEM files with --tlscert and --tlskey"))
+	}
 	if f.TLS || f.TLSFiles.Verify || given("tlscert") || given("tlskey") || given("tlscacert") {
 		t := f.TLSFiles
 		t.Timeout = config.DefaultTLSTimeout
@@ -300,6 +320,9 @@ func (f *Flags) Load(cmd *cobra.Command) (*config.Config, error) {
 	}
 	if given("auth") {
 		cfg.Auth = config.Authorization{Token: f.Token, Timeout: cfg.Auth.Timeout}
+	}
+	if given("store_dir") && !cfg.JetStream.Enabled {
+		cfg.Warnings = append(cfg.Warnings, &config.Problem{Key: "-sd", What: "has no effect, for JetStream is off", Remedy: "turn it on with -js"})
 	}
 	return cfg, nil
 }
@@ -464,11 +487,13 @@ func (n *Node) reload(load func() (*config.Config, error)) {
 		changed, err = n.Reload(next)
 	}
 	if err != nil {
+		n.refused.Store(&admin.Refused{Time: time.Now(), Reasons: lines(err)})
 		for _, line := range lines(err) {
 			n.Log.Error("configuration not reloaded", "error", line)
 		}
 		return
 	}
+	n.refused.Store(nil)
 	for _, w := range next.Warnings {
 		n.Log.Warn("setting without effect", "at", w.String())
 	}

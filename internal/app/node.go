@@ -45,6 +45,7 @@ type Node struct {
 	failed  chan error // the storage's failure
 
 	reloading sync.Mutex
+	refused   atomic.Pointer[admin.Refused] // the last reload, if it failed
 }
 
 // Shutdown steps take at most this long each.
@@ -86,7 +87,11 @@ func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error)
 		}
 	}
 	if err := n.Broker.Start(); err != nil {
-		return n, listenError(net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.Port)), "-p", err)
+		addr := cfg.Host // the port is the system's choice
+		if cfg.Port > 0 {
+			addr = net.JoinHostPort(cfg.Host, strconv.Itoa(cfg.Port))
+		}
+		return n, listenError(addr, "-p", err)
 	}
 	if p.Link != nil {
 		link, err := p.Link(n)
@@ -167,6 +172,7 @@ func (n *Node) Status() admin.Status {
 		Ready:      n.Ready(),
 		ClientURL:  n.Broker.ClientURL(),
 		ConfigFile: fullPath(n.Config().Path),
+		Refused:    n.refused.Load(),
 		Broker:     admin.FromBroker(n.Broker.Stats()),
 	}
 	if n.Engine != nil {

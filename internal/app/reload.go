@@ -157,7 +157,7 @@ func (n *Node) Reload(next *config.Config) (changed []string, err error) {
 	if n.log != nil {
 		if err := n.log.set(next.Log); err != nil {
 			undo()
-			return nil, fmt.Errorf("%w; check log_file", err)
+			return nil, fileError("-l", "log_file", next.Log.File, err)
 		}
 	}
 	if err := n.Broker.Reload(opts); err != nil {

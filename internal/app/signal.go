@@ -1,8 +1,10 @@
 package app
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -38,7 +40,7 @@ func (f *Flags) sendSignal(cmd *cobra.Command) error {
 	}
 	if err := kill(pid, sig); err != nil {
 		if errors.Is(err, syscall.ESRCH) {
-			return Exit(ExitUnavailable, fmt.Errorf("signal %q %d: no such process", name, pid))
+			return Exit(ExitUnavailable, fmt.Errorf("signal %q %d: no such process; is %s running? find it with -c or -sd instead of a number", name, pid, f.program.Program))
 		}
 		return Exit(ExitFailure, fmt.Errorf("signal %q %d: %w", name, pid, err))
 	}
@@ -47,12 +49,20 @@ func (f *Flags) sendSignal(cmd *cobra.Command) error {
 
 // readPID takes a process id, or the name of a file that holds one.
 func readPID(s string) (int, error) {
-	if text, err := os.ReadFile(s); err == nil {
-		s = strings.TrimSpace(string(text))
+	if pid, err := strconv.Atoi(s); err == nil && pid > 0 {
+		return pid, nil
 	}
-	pid, err := strconv.Atoi(s)
+	text, err := os.ReadFile(s)
+	if err != nil {
+		var pathErr *fs.PathError
+		if errors.As(err, &pathErr) {
+			err = pathErr.Err
+		}
+		return 0, Exit(ExitUsage, fmt.Errorf("%s is neither a process id nor a pid file that can be read (%w)", cmp.Or(s, `""`), err))
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || pid <= 0 {
-		return 0, Exit(ExitUsage, fmt.Errorf("invalid pid: %s", s))
+		return 0, Exit(ExitUsage, fmt.Errorf("%s is not a pid file: it does not hold the number of a process", s))
 	}
 	return pid, nil
 }

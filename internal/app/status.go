@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"text/tabwriter"
 	"time"
 
@@ -30,10 +28,9 @@ func (f *Flags) Ask(cmd *cobra.Command) (admin.Status, error) {
 	defer cancel()
 	st, err := admin.Ask(ctx, path)
 	if errors.Is(err, admin.ErrNotRunning) {
-		err = fmt.Errorf("%w; start the program with JetStream, or say where it runs with -c, -sd or --socket", err)
-		if dir, wdErr := os.Getwd(); wdErr == nil && !filepath.IsAbs(path) {
-			err = fmt.Errorf("%w; %s was looked for in %s: ask from the directory that the program was started in", err, path, dir)
-		}
+		// Why the socket does not answer says nothing more, and where it was
+		// looked for counts from the directory at hand.
+		err = fmt.Errorf("%w on %s: start %s with JetStream, or say where it runs with -c, -sd or --socket", admin.ErrNotRunning, fullPath(path), f.program.Program)
 	}
 	return st, Exit(ExitUnavailable, err)
 }
@@ -75,6 +72,14 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	row(st.Program, "%s, version %s, process %d", st.ServerName, st.Version, st.PID)
 	row("up", "%s, ready %s after its start", time.Since(st.Start).Round(time.Second), st.Ready.Round(100*time.Microsecond))
+	if r := st.Refused; r != nil {
+		for i, reason := range r.Reasons {
+			if i == 0 {
+				reason = fmt.Sprintf("not reloaded at %s: %s", r.Time.Format(time.DateTime), reason)
+			}
+			row([]string{"configuration", ""}[min(i, 1)], "%s", reason)
+		}
+	}
 	row("clients", "%s, %d connected, %d subscriptions", st.ClientURL, st.Broker.Connections, st.Broker.Subscriptions)
 	row("messages", "%d in (%s), %d out (%s)", st.Broker.InMsgs, Bytes(st.Broker.InBytes), st.Broker.OutMsgs, Bytes(st.Broker.OutBytes))
 	if st.Broker.SlowConsumers > 0 {
@@ -169,7 +174,7 @@ func exportText(e *link.ExportStatus, now time.Time) string {
 	}
 	switch {
 	case e.LastError == "":
-	case e.Active:
+	case !e.Failing:
 		text += fmt.Sprintf(", last error %s ago: %s", now.Sub(e.LastErrorTime).Round(time.Second), e.LastError)
 	default:
 		text += ", " + e.LastError

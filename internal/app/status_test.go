@@ -20,7 +20,12 @@ func TestExportText(t *testing.T) {
 			LastError: "stream is full", LastErrorTime: now.Add(-time.Minute),
 		}, "to PLANT, hub has 7 of 17, 10 behind (about 2.0 KiB, oldest 1m30s ago), 3.2 messages/s (512 B/s), " +
 			"2 gaps of 5 messages lost before they were sent (1 damaged on disk), history cut 1 time, last error 1m0s ago: stream is full"},
-		{link.ExportStatus{To: "PLANT", LastError: "stream is full"}, "to PLANT, hub has 0 of 0, stream is full"},
+		{link.ExportStatus{To: "PLANT", Failing: true, LastError: "stream is full"}, "to PLANT, hub has 0 of 0, stream is full"},
+		// It went on after that, and the hub is not there now.
+		{
+			link.ExportStatus{To: "PLANT", LastError: "stream is full", LastErrorTime: now.Add(-time.Hour)},
+			"to PLANT, hub has 0 of 0, last error 1h0m0s ago: stream is full",
+		},
 	} {
 		if got := exportText(&c.e, now); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)

@@ -77,7 +77,7 @@ type noUplink struct {
 func (u noUplink) Describe(st *admin.Status) {
 	s := link.EdgeStatus{LastError: u.err.Error(), LastErrorTime: u.since, Exports: []link.ExportStatus{}}
 	for _, e := range u.exports {
-		s.Exports = append(s.Exports, link.ExportStatus{Stream: e.Stream, To: cmp.Or(e.To, e.Stream), LastError: s.LastError, LastErrorTime: u.since})
+		s.Exports = append(s.Exports, link.ExportStatus{Stream: e.Stream, To: cmp.Or(e.To, e.Stream), Failing: true, LastError: s.LastError, LastErrorTime: u.since})
 	}
 	st.Hub = &s
 }

@@ -16,7 +16,8 @@ type Account struct {
 	srv   *Server
 	name  string
 	index subject.Index[*subscription]
-	pool  sync.Pool // of *Publisher, for Publish
+	own   atomic.Int64 // subscriptions in the index that are handlers
+	pool  sync.Pool    // of *Publisher, for Publish
 
 	watchMu sync.RWMutex
 	watched map[string][]*watch
@@ -39,6 +40,7 @@ type Subscription struct{ s *subscription }
 func (s *Subscription) Close() {
 	if !s.s.closed.Swap(true) {
 		s.s.acc.remove(s.s, true)
+		s.s.acc.own.Add(-1)
 	}
 }
 
@@ -59,6 +61,7 @@ func (a *Account) HandleQueue(subj, queue string, h Handler) (*Subscription, err
 	}
 	s := &subscription{handler: h, acc: a, subject: subj, queue: queue}
 	a.insert(s, true)
+	a.own.Add(1)
 	return &Subscription{s}, nil
 }
 

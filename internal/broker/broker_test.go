@@ -142,6 +142,19 @@ func TestPubSub(t *testing.T) {
 		t.Errorf("plant.2.* got %d messages", n)
 	}
 	st := s.Stats()
+	if st.Internal != 0 {
+		t.Errorf("%d handlers", st.Internal)
+	}
+	h, err := s.Account().Handle("own", func(*Msg) {})
+	check(t, err)
+	if own := s.Stats(); own.Internal != 1 || own.Subscriptions != st.Subscriptions+1 {
+		t.Errorf("with a handler: %+v", own)
+	}
+	h.Close()
+	h.Close()
+	if own := s.Stats(); own.Internal != 0 || own.Subscriptions != st.Subscriptions {
+		t.Errorf("without it: %+v", own)
+	}
 	if st.InMsgs != 1 || st.OutMsgs != 3 || st.InBytes != 2 || st.OutBytes != 6 || st.Connections != 2 || st.Subscriptions != 4 {
 		t.Errorf("stats: %+v", st)
 	}

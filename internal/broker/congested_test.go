@@ -50,6 +50,37 @@ func TestHeldBackFromTheStart(t *testing.T) {
 	r.send(quiet + "SUB inbox 1\r\nPING\r\n")
 	r.expect("PONG\r\n")
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	heldBack(t, s)
+}
+
+// TestHeldBackWhileWriting: likewise if it is another publisher that writes to
+// the client, and has not had a processor for long.
+func TestHeldBackWhileWriting(t *testing.T) {
+	s := run(t, Options{MaxPending: 4 << 20}, func(s *Server) { s.stallMax = time.Millisecond })
+	r := rawDial(t, s)
+	r.send(quiet + "SUB inbox 1\r\nPING\r\n")
+	r.expect("PONG\r\n")
+	s.mu.Lock()
+	var c *client
+	for _, c = range s.clients {
+	}
+	s.mu.Unlock()
+	flusher := func(is bool) (was bool) {
+		c.out.mu.Lock()
+		defer c.out.mu.Unlock()
+		was, c.out.flushing = c.out.flushing, is
+		return was
+	}
+	until(t, "PONG is sent", func() bool { return !flusher(true) })
+	heldBack(t, s)
+	flusher(false)
+	c.flush()
+	r.expect("MSG inbox 1 65536\r\n")
+}
+
+// heldBack publishes until the publisher is held back for the only client.
+func heldBack(t *testing.T, s *Server) {
+	t.Helper()
 	p := s.Account().NewPublisher()
 	data := make([]byte, 64<<10)
 	for s.Stats().Stalls == 0 {

@@ -24,6 +24,7 @@ type outbound struct {
 	tail     *slab     // slab being filled; the last of segs ends at its length
 	pending  int64     // octets in segs and with the flusher
 	sizing   int       // octets that recent flushes had, for the size of the first slab
+	handed   bool      // the flusher is a goroutine that may wait
 	moved    time.Time // when the flusher that may wait last wrote something, or began
 	msgs     uint64    // messages and their octets, for monitoring
 	octets   uint64
@@ -180,7 +181,7 @@ func (c *client) flush() {
 func (c *client) hand(segs []seg) {
 	// Its time counts from here: until it gets a processor, publishers could
 	// queue a lot for a client that seems to have taken nothing for long.
-	c.out.moved = time.Now()
+	c.out.handed, c.out.moved = true, time.Now()
 	c.out.mu.Unlock()
 	go c.flushLoop(segs)
 }
@@ -189,7 +190,7 @@ func (c *client) hand(segs []seg) {
 // with the lock held and releases it.
 func (c *client) flushed() {
 	o := &c.out
-	o.flushing = false
+	o.flushing, o.handed = false, false
 	finish := o.finish
 	o.mu.Unlock()
 	if finish {
@@ -205,7 +206,7 @@ func (c *client) flushFailed(n int, err error, rest []seg) {
 	}
 	o.mu.Lock()
 	o.done(n)
-	o.flushing = false
+	o.flushing, o.handed = false, false
 	o.mu.Unlock()
 	c.disconnect(err)
 }

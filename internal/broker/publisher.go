@@ -353,7 +353,8 @@ func (p *Publisher) count() {
 func (p *Publisher) holdBack(c *client) bool {
 	o := &c.out
 	o.mu.Lock()
-	if o.pending < c.srv.stallFrom || o.closed || time.Since(o.moved) > c.srv.stuckAfter {
+	// A flusher that does not wait for the client is only short of a processor.
+	if o.pending < c.srv.stallFrom || o.closed || o.handed && time.Since(o.moved) > c.srv.stuckAfter {
 		o.mu.Unlock()
 		return false
 	}

@@ -406,6 +406,7 @@ type Stats struct {
 	Connections   int    // now
 	TotalConns    uint64 // since Start
 	Subscriptions int    // now, internal ones included
+	Internal      int    // of these, handlers of the program itself
 	InMsgs        uint64 // from clients
 	InBytes       uint64 // header and data
 	OutMsgs       uint64 // to clients
@@ -423,7 +424,7 @@ func (s *Server) Stats() Stats {
 	conns := len(s.clients)
 	s.mu.Unlock()
 	return Stats{
-		Start: s.start, Connections: conns, TotalConns: s.total.Load(), Subscriptions: s.acc.index.Len(),
+		Start: s.start, Connections: conns, TotalConns: s.total.Load(), Subscriptions: s.acc.index.Len(), Internal: int(s.acc.own.Load()),
 		InMsgs: s.inMsgs.Load(), InBytes: s.inBytes.Load(), OutMsgs: s.outMsgs.Load(), OutBytes: s.outBytes.Load(),
 		SlowConsumers: s.slow.Load(), Stalls: s.stalls.Load(), StaleConns: s.stale.Load(),
 		AuthErrors: s.authErrors.Load(), ProtoErrors: s.protoErrors.Load(),

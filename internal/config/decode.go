@@ -126,11 +126,14 @@ func (d *decoder) block(v value, keys []key) bool {
 			if t, ok := raw.(token); ok && t.IsUsedVariable() {
 				continue
 			}
-			remedy := "see the configuration table in README.md"
-			if near := nearest(name, d.known(keys)); near != "" {
-				remedy = fmt.Sprintf("did you mean %q?", near)
+			remedy, accepts := "see the configuration table in README.md", ""
+			if v.key != "" { // few enough to be listed
+				remedy, accepts = "", strings.Join(d.primary(keys), ", ")
 			}
-			d.fail(c, "unknown key", "", remedy)
+			if near := nearest(name, d.known(keys)); near != "" {
+				remedy, accepts = fmt.Sprintf("did you mean %q?", near), ""
+			}
+			d.fail(c, "unknown key", accepts, remedy)
 			continue
 		}
 		c.path = k.names[0]
@@ -181,6 +184,17 @@ func (d *decoder) known(keys []key) []string {
 	for _, k := range keys {
 		if k.set != nil && (k.only == nil || *k.only == d.program) {
 			names = append(names, k.names...)
+		}
+	}
+	return names
+}
+
+// primary lists the keys that are accepted, each by its first name.
+func (d *decoder) primary(keys []key) []string {
+	var names []string
+	for _, k := range keys {
+		if k.set != nil && (k.only == nil || *k.only == d.program) {
+			names = append(names, k.names[0])
 		}
 	}
 	return names

@@ -208,7 +208,7 @@ func TestMistakes(t *testing.T) {
 		{
 			name: "of nats-server's jetstream, not here",
 			text: "jetstream {\n domain: leaf\n}\n",
-			want: []string{"FILE:2: jetstream.domain: not supported yet; remove it"},
+			want: []string{"FILE:2: jetstream.domain: not supported yet; remove it: there are no domains, the JetStream of each program is its own"},
 		},
 		{
 			name: "hub's key at an edge",
@@ -364,6 +364,23 @@ func TestMappings(t *testing.T) {
 	}
 	if !reflect.DeepEqual(c.Mappings, want) {
 		t.Errorf("%+v", c.Mappings)
+	}
+}
+
+// TestWhatIsAccepted: mistakes whose remedy is a list.
+func TestWhatIsAccepted(t *testing.T) {
+	for text, want := range map[string]string{
+		"mappings { \"foo.*\": \"bar.$2\" }":       "; accepted: $1, for foo.* has one wildcard * only",
+		"mappings { \"foo.*.*\": \"bar.$3\" }":     "; accepted: $1 to $2, one for each wildcard * of foo.*.*",
+		"mappings { foo: \"bar.$1\" }":             "; accepted: no reference, for foo has no wildcard *",
+		"jetstream { domain: x }":                  ": jetstream.domain: not supported yet; remove it: there are no domains, the JetStream of each program is its own",
+		"jetstream { quorum: 3 }":                  ": jetstream.quorum: unknown key; accepted: store_dir, max_mem, max_file, sync_interval, enabled",
+		"exports: [ { stream: A, retention: 3 } ]": "unknown key; accepted: stream, to",
+	} {
+		_, err := Load(write(t, "x.conf", text), Edge)
+		if err == nil || !strings.HasSuffix(err.Error(), want) {
+			t.Errorf("%s: got %v, want %s", text, err, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,13 +39,34 @@ func (c *Config) mappings(d *decoder, v value, accepts string) {
 			continue
 		}
 		if err := mp.Check(); err != nil {
-			d.fail(item, err.Error(), "", "")
+			accepts := ""
+			if errors.Is(err, transform.ErrIndex) {
+				accepts = references(source)
+			}
+			d.fail(item, err.Error(), accepts, "")
 			continue
 		}
 		c.Mappings = append(c.Mappings, mp)
 	}
 	// The parser hands out maps, which have no order.
 	slices.SortFunc(c.Mappings, func(a, b transform.Mapping) int { return strings.Compare(a.Source, b.Source) })
+}
+
+// references says which wildcards of a source a destination can refer to.
+func references(source string) string {
+	var refs []string
+	for token := range strings.SplitSeq(source, ".") {
+		if token == "*" {
+			refs = append(refs, "$"+strconv.Itoa(len(refs)+1))
+		}
+	}
+	switch len(refs) {
+	case 0:
+		return "no reference, for " + source + " has no wildcard *"
+	case 1:
+		return refs[0] + ", for " + source + " has one wildcard * only"
+	}
+	return refs[0] + " to " + refs[len(refs)-1] + ", one for each wildcard * of " + source
 }
 
 // destination decodes one entry of a list of weighted destinations.

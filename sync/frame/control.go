@@ -315,7 +315,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	if e.Code == CodeShutdown { // the text says it
+	if e.Code == CodeShutdown || e.Code == CodeOrder { // the text says it, and what comes of it
 		return e.Text
 	}
 	return fmt.Sprintf("%s (%v)", e.Text, e.Code)

@@ -42,8 +42,9 @@ type exporter struct {
 	damaged uint64
 	// through is how far the hub is known to be.
 	through  uint64
-	err      string
+	err      string // the last failure
 	errTime  time.Time
+	failing  bool // err still stands: neither has the export resumed since, nor has the connection ended
 	lastLog  string
 	lastLogT time.Time
 }
@@ -56,7 +57,7 @@ func (x *exporter) fail(err error) {
 	text := err.Error()
 	now := time.Now()
 	x.mu.Lock()
-	x.err, x.errTime = text, now
+	x.err, x.errTime, x.failing = text, now, true
 	level := slog.LevelWarn
 	if text == x.lastLog && now.Sub(x.lastLogT) < repeatLog {
 		level = slog.LevelDebug
@@ -207,6 +208,13 @@ type run struct {
 // drive offers the export to the hub and replays it, until the session ends.
 func (x *exporter) drive(s *session) error {
 	var backoff time.Duration
+	defer func() {
+		// What the hub of this connection refused may be no trouble to the
+		// next one.
+		x.mu.Lock()
+		x.failing = false
+		x.mu.Unlock()
+	}()
 	for s.ctx.Err() == nil {
 		changed := x.e.streamsChanged()
 		progress := false
@@ -358,7 +366,7 @@ func (r *run) replay(src export.Source, d *export.Decision) (progress bool, err 
 		limit = replay.Capped{Limiter: limit, Bound: int64(min(w, 1<<40))}
 	}
 	win := replay.NewWindow(d.Next-1, limit)
-	x.win, x.active = win, true
+	x.win, x.active, x.failing = win, true, false
 	sentBefore := x.sent + x.gapped
 	x.mu.Unlock()
 
@@ -538,7 +546,7 @@ func (x *exporter) status() ExportStatus {
 	st := ExportStatus{
 		Stream: x.conf.Stream, To: x.conf.To, Active: x.active, Through: x.through,
 		Incarnation: x.state.Incarnation, Base: x.state.Base, Regressions: x.state.Regressions,
-		Sent: x.sent, Gaps: x.gaps, GapMsgs: x.gapped, DamagedMsgs: x.damaged, LastError: x.err, LastErrorTime: x.errTime,
+		Sent: x.sent, Gaps: x.gaps, GapMsgs: x.gapped, DamagedMsgs: x.damaged, Failing: x.failing, LastError: x.err, LastErrorTime: x.errTime,
 	}
 	if x.win != nil {
 		st.InFlight, _ = x.win.InFlight()

@@ -650,7 +650,8 @@ func TestStorageFullIsTold(t *testing.T) {
 	r.stream.addN(10, 10)
 	e := r.edge(t, r.url(), nil)
 	until(t, "the cause in the status", func() bool {
-		return strings.Contains(e.Status().Exports[0].LastError, "raise its limits")
+		x := e.Status().Exports[0]
+		return x.Failing && strings.Contains(x.LastError, "raise its limits")
 	})
 	r.sink.mu.Lock()
 	r.sink.fail = nil
@@ -658,6 +659,9 @@ func TestStorageFullIsTold(t *testing.T) {
 	r.sink.waitCount(t, "PLANT", 10)
 	if e.Status().Connects != 1 {
 		t.Error("a full stream took the connection down")
+	}
+	if x := e.Status().Exports[0]; x.Failing || x.LastError == "" {
+		t.Errorf("the export has resumed, and what failed is past: %+v", x)
 	}
 }
 

@@ -42,6 +42,7 @@ type ExportStatus struct {
 	Gaps          uint64        `json:"gaps"`              // runs of messages lost before replay
 	GapMsgs       uint64        `json:"gap_msgs"`          // sequences in them
 	DamagedMsgs   uint64        `json:"damaged_msgs"`      // of these, damaged on disk
+	Failing       bool          `json:"failing"`           // it does not proceed, because of LastError; otherwise that is past
 	LastError     string        `json:"last_error,omitempty"`
 	LastErrorTime time.Time     `json:"last_error_time,omitzero"`
 }
