@@ -3,6 +3,7 @@ package storage
 import (
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // CorruptError says which stored message cannot be trusted, so that a reader
@@ -33,6 +34,14 @@ func Damaged(err error) (seq uint64, ok bool) {
 	}
 	return 0, false
 }
+
+// StructurePrefix is what the Reason of a CorruptError begins with that is about
+// how the pages of a file hang together, not about one value.
+const StructurePrefix = "the file's structure is damaged: "
+
+// StructureDamage reports whether the Reason of a CorruptError is about how the
+// pages of a file hang together.
+func StructureDamage(reason string) bool { return strings.HasPrefix(reason, StructurePrefix) }
 
 // RangeIntact is [Store.Range] that passes over damaged messages.
 func RangeIntact(s interface {

@@ -10,6 +10,7 @@ import (
 
 	"petiole/internal/admin"
 	"petiole/internal/app"
+	"petiole/internal/config"
 	"petiole/sync/link"
 )
 
@@ -55,6 +56,9 @@ func exportList(f *app.Flags) *cobra.Command {
 			st, err := f.Ask(cmd)
 			if err != nil {
 				return err
+			}
+			if st.Program != config.Edge.String() {
+				return app.Exit(app.ExitUnavailable, fmt.Errorf("no edge answers there but a %s, which has no exports: say where the edge runs with -c or -sd; `%s status` shows what the edges bring", st.Program, st.Program))
 			}
 			exports := []link.ExportStatus{}
 			if st.Hub != nil {

@@ -26,7 +26,7 @@ func backup(t *testing.T, dir, to string) {
 
 func restore(t *testing.T, from, dir string) {
 	t.Helper()
-	if _, err := storagetool.Restore(t.Context(), from, dir); err != nil {
+	if _, err := storagetool.Restore(t.Context(), from, dir, storagetool.RestoreOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"petiole/internal/broker"
 	"petiole/internal/config"
 	"petiole/internal/jetstream"
+	"petiole/sync/link"
 )
 
 // Link is a program's end of the connection between edges and hub.
@@ -126,6 +127,11 @@ func (n *Node) openStore() error {
 		}
 		cfg.JetStream.StoreDir = dir
 	}
+	if n.program.Program == config.Hub {
+		if key := filepath.Join(cfg.JetStream.StoreDir, link.DeviceFile); fileExists(key) {
+			n.Log.Warn("the store directory is that of an edge: what it holds is served as the hub's own, and no edge has exported it; if that is not meant, stop the hub and name its own store directory with -c or -sd", "store_dir", cfg.JetStream.StoreDir, "device_key", key)
+		}
+	}
 	engine, err := jetstream.Open(jetstream.Options{
 		Account:      n.Broker.Account(),
 		Dir:          cfg.JetStream.StoreDir,
@@ -149,6 +155,11 @@ func (n *Node) openStore() error {
 	}
 	n.Engine = engine
 	return nil
+}
+
+func fileExists(name string) bool {
+	_, err := os.Lstat(name)
+	return err == nil
 }
 
 // Config returns the configuration that the node runs with.

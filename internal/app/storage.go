@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"strconv"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -62,6 +63,7 @@ func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error)
 		return Exit(ExitCannotStore, err)
 	}
 	defer s.Close() // only a lock
+	s.Program = f.program.Program.String()
 	return storageError(fn(s))
 }
 
@@ -72,7 +74,7 @@ func storageError(err error) error {
 	case err == nil || errors.As(err, &coded):
 		return err
 	case errors.Is(err, storagetool.ErrNotBackup), errors.Is(err, storagetool.ErrBadBackup), errors.Is(err, storagetool.ErrDamaged),
-		errors.Is(err, context.Canceled):
+		errors.Is(err, storagetool.ErrNoBackup), errors.Is(err, storagetool.ErrOtherProgram), errors.Is(err, context.Canceled):
 		return Exit(ExitFailure, err)
 	case errors.Is(err, storagetool.ErrNoStream):
 		return Exit(ExitUsage, err)
@@ -87,6 +89,8 @@ func storageStat(f *Flags) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stat",
 		Short: "Show what is in the store, and what it takes",
+		Long: `Show what is in the store, and what it takes. The exit code is 0 if all that is
+looked at can be read, which is much less than verify reads, and 1 otherwise.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.withStore(cmd, func(s *storagetool.Store) error {
 				st, err := s.Stat()
@@ -94,9 +98,14 @@ func storageStat(f *Flags) *cobra.Command {
 					return err
 				}
 				if asJSON {
-					return WriteJSON(cmd.OutOrStdout(), st)
+					err = WriteJSON(cmd.OutOrStdout(), st)
+				} else {
+					err = writeStat(cmd.OutOrStdout(), st, f.program.Program.String())
 				}
-				return writeStat(cmd.OutOrStdout(), st)
+				if err == nil && len(st.Damage) > 0 {
+					err = Exit(ExitFailure, fmt.Errorf("store directory %s is damaged: %s", st.StoreDir, count(uint64(len(st.Damage)), "finding")))
+				}
+				return err
 			})
 		},
 	}
@@ -107,7 +116,7 @@ func storageStat(f *Flags) *cobra.Command {
 // size is Bytes for sizes of files.
 func size(n int64) string { return Bytes(uint64(max(n, 0))) }
 
-func writeStat(out io.Writer, st *storagetool.Stat) error {
+func writeStat(out io.Writer, st *storagetool.Stat, program string) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
 	row("store", "%s", st.StoreDir)
@@ -118,17 +127,28 @@ func writeStat(out io.Writer, st *storagetool.Stat) error {
 			row(name, "in memory")
 			continue
 		}
-		if s.Messages == 0 {
+		switch {
+		case s.Damaged:
+			row(name, "cannot be read, see damage")
+			row("", "file %s", size(s.File))
+		case s.Pending:
+			row(name, "no file yet, the next start makes it from the log")
+		case s.Messages == 0:
 			row(name, "empty, last was %d", s.Last)
-		} else {
+		default:
 			row(name, "%s (%s), %d to %d", count(s.Messages, "message"), Bytes(s.Bytes), s.First, s.Last)
 		}
-		text := fmt.Sprintf("file %s: %s used, %s free pages, %s ahead", size(s.File), size(s.File-s.Free-s.Reserved), size(s.Free), size(s.Reserved))
-		if s.Messages > 0 {
-			text += fmt.Sprintf("; %.0f bytes per message, %.2f of file for one of messages", s.PerMsg, s.Space)
+		if !s.Damaged && !s.Pending {
+			text := fmt.Sprintf("file %s: %s used, %s free pages, %s allocated ahead", size(s.File), size(s.File-s.Free-s.Reserved), size(s.Free), size(s.Reserved))
+			if s.Messages > 0 {
+				text += fmt.Sprintf("; %.0f bytes per message, the file is %.2f times the size of the messages", s.PerMsg, s.Space)
+			}
+			row("", "%s", text)
 		}
-		row("", "%s", text)
-		if s.LogRecords > 0 {
+		if s.Compact && s.DiskFree < s.CompactNeeds {
+			row("", "compaction is due and postponed: it needs %s beside the file, the file system has %s; make room", size(s.CompactNeeds), size(s.DiskFree))
+		}
+		if s.LogRecords > 0 && !s.Damaged {
 			row("", "and %s in the log only, which the next start applies", count(s.LogRecords, "record"))
 		}
 	}
@@ -149,11 +169,14 @@ func writeStat(out io.Writer, st *storagetool.Stat) error {
 	}
 	t := &st.Total
 	row("total", "%s (%s) in files of %s: %s used, %s reserved", count(t.Messages, "message"), Bytes(t.Content), size(t.Disk), size(t.Used), size(t.Reserved))
-	if t.Write > 0 {
-		row("", "%.2f bytes of files in use for one of messages", t.Write)
+	if t.PerContent > 0 {
+		row("", "what is in use of the files is %.2f times the size of the messages", t.PerContent)
 	}
 	for _, d := range st.Damage {
 		row("damage", "%s", d)
+	}
+	if len(st.Damage) > 0 {
+		row("", "`%s storage verify` says all that is damaged, and `%s storage salvage` repairs the files of streams", program, program)
 	}
 	return w.Flush()
 }
@@ -220,7 +243,8 @@ func writeReport(out io.Writer, r *storagetool.Report) error {
 
 func storageDump(f *Flags) *cobra.Command {
 	var o struct {
-		from, group       uint64
+		from              uint64
+		group             string
 		limit             int
 		positions, asJSON bool
 	}
@@ -236,7 +260,9 @@ With --positions, print instead how far the log and each stream have come: the
 last record that is written, the last that the files say to be synced (later ones
 may be, too), up to where the stream's file reflects the log as of its last
 checkpoint (applied) and has done so (floor), and what the next start applies
-again. What was only appended, in the memory of a process, no file tells.`,
+again. What was only appended, in the memory of a process, no file tells. A dash
+stands where the log holds no record, as after a clean stop, before which all is
+checkpointed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.limit < 0 {
 				return Exit(ExitUsage, fmt.Errorf("--limit %d: accepted: 0 for no limit, or the number of records", o.limit))
@@ -245,6 +271,10 @@ again. What was only appended, in the memory of a process, no file tells.`,
 				return Exit(ExitUsage, errors.New("--json: records are printed as text; accepted: --positions --json"))
 			}
 			return f.withStore(cmd, func(s *storagetool.Store) error {
+				group, err := groupOf(s, o.group)
+				if err != nil {
+					return err
+				}
 				if o.positions {
 					p, err := s.Positions()
 					if err != nil {
@@ -253,10 +283,12 @@ again. What was only appended, in the memory of a process, no file tells.`,
 					if o.asJSON {
 						return WriteJSON(cmd.OutOrStdout(), p)
 					}
-					return writePositions(cmd.OutOrStdout(), p, storage.GroupID(o.group))
+					return writePositions(cmd.OutOrStdout(), p, group)
 				}
-				opts := storagetool.DumpOptions{From: storage.LSN(o.from), Limit: o.limit, Group: storage.GroupID(o.group)}
-				return s.Dump(opts, func(l storagetool.Line) error {
+				opts := storagetool.DumpOptions{From: storage.LSN(o.from), Limit: o.limit, Group: group}
+				some := false
+				err = s.Dump(opts, func(l storagetool.Line) error {
+					some = true
 					if l.Group == 0 {
 						_, err := fmt.Fprintf(cmd.OutOrStdout(), "%d %s %s\n", l.LSN, l.Kind, l.Fields)
 						return err
@@ -268,15 +300,51 @@ again. What was only appended, in the memory of a process, no file tells.`,
 					_, err := fmt.Fprintf(cmd.OutOrStdout(), "%d group %d %s %s %d %s\n", l.LSN, l.Group, stream, l.Kind, l.Size, l.Fields)
 					return err
 				})
+				if err == nil && group != 0 && !some {
+					_, err = fmt.Fprintf(cmd.ErrOrStderr(), "nothing of group %d is in the log%s\n", group, after(o.from))
+				}
+				return err
 			})
 		},
 	}
 	c.Flags().Uint64Var(&o.from, "from", 0, "first `LSN`")
 	c.Flags().IntVar(&o.limit, "limit", 0, "print `n` records at most")
-	c.Flags().Uint64Var(&o.group, "group", 0, "only the records of a `group`; 1 is that of the streams' creation and deletion")
+	c.Flags().StringVar(&o.group, "group", "", "only the records of a `group`: a stream's name, or a number as stat shows it; 1 is that of the streams' creation and deletion")
 	c.Flags().BoolVar(&o.positions, "positions", false, "print how far everything has come instead")
 	c.Flags().BoolVar(&o.asJSON, "json", false, "print JSON, with --positions")
 	return c
+}
+
+// groupOf returns the group that --group names: by number, or by the name of its
+// stream; 0 for none.
+func groupOf(s *storagetool.Store, name string) (storage.GroupID, error) {
+	if name == "" {
+		return 0, nil
+	}
+	if n, err := strconv.ParseUint(name, 10, 64); err == nil && n > 0 {
+		return storage.GroupID(n), nil
+	}
+	g, err := s.Group(name)
+	if err != nil {
+		return 0, fmt.Errorf("--group %s: %w; accepted: a stream's name, or a number as `%s storage stat` shows it", name, err, s.Program)
+	}
+	return g, nil
+}
+
+// after says from where on, if not from the beginning.
+func after(from uint64) string {
+	if from == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" from LSN %d on", from)
+}
+
+// lsn is for what is 0 without any record.
+func lsn(n storage.LSN) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.FormatUint(uint64(n), 10)
 }
 
 // logEnds says what storagetool.Positions.End means.
@@ -288,12 +356,14 @@ var logEnds = map[string]string{
 
 func writePositions(out io.Writer, p *storagetool.Positions, group storage.GroupID) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "log\tfrom LSN %d\twritten %d\tdurable %d\tends with %s\n", p.Oldest, p.Written, p.Durable, logEnds[p.End])
+	fmt.Fprintf(w, "log\tfrom LSN %s\twritten %s\tdurable %s\tends with %s\n", lsn(p.Oldest), lsn(p.Written), lsn(p.Durable), logEnds[p.End])
+	some := false
 	for i := range p.Groups {
 		g := &p.Groups[i]
 		if group != 0 && g.Group != group {
 			continue
 		}
+		some = true
 		name := g.Stream
 		if name == "" {
 			name = "(unknown)"
@@ -302,11 +372,16 @@ func writePositions(out io.Writer, p *storagetool.Positions, group storage.Group
 		if g.Group == storage.MetaGroup {
 			floor = ""
 		}
-		fmt.Fprintf(w, "group %d %s\t%s to apply\twritten %d\tdurable %d\tapplied %d\t%s\n",
-			g.Group, name, count(g.Pending, "record"), g.Written, g.Durable, g.Applied, floor)
+		fmt.Fprintf(w, "group %d %s\t%s to apply\twritten %s\tdurable %s\tapplied %d\t%s\n",
+			g.Group, name, count(g.Pending, "record"), lsn(g.Written), lsn(g.Durable), g.Applied, floor)
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	if !some && group != 0 {
+		if _, err := fmt.Fprintf(out, "nothing of group %d is in the log, and no stream has it\n", group); err != nil {
+			return err
+		}
 	}
 	for _, d := range p.Damage {
 		if _, err := fmt.Fprintf(out, "damage: %s\n", d); err != nil {

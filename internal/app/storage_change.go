@@ -30,8 +30,8 @@ func storageSalvage(f *Flags) *cobra.Command {
 without damage are left alone. A damaged file stays beside the new one, as
 msgs.db.damaged-TIME; there has to be room for both. Of a stream that has been
 repaired before, the three newest of these are kept, and of those beyond the
-newest no more than 1 GiB. Messages that are lost become gaps, and are named. The program does the same by
-itself when it meets damage.
+newest no more than 1 GiB. Messages that are lost become gaps, and are named. The
+program does the same by itself when it meets damage.
 
 The exit code is 0 if nothing is lost, and 1 if messages are, or a file could
 not be repaired.`,
@@ -110,11 +110,17 @@ func writeSalvaged(out io.Writer, done []storagetool.Salvaged) error {
 			continue
 		}
 		r := v.Report
-		p.line("%s: repaired, %s kept, %s lost", name, count(r.Kept, "message"), count(r.LostMsgs(), "message"))
+		former := "damaged"
+		if v.Found == 0 && len(r.Damage) == 0 && r.LostMsgs() == 0 {
+			former = "former"
+			p.line("%s: made anew, %s kept", name, count(r.Kept, "message"))
+		} else {
+			p.line("%s: repaired, %s kept, %s lost", name, count(r.Kept, "message"), count(r.LostMsgs(), "message"))
+		}
 		if len(r.Lost) > 0 {
 			p.line("  lost: %s", spanList(r.Lost))
 		}
-		if len(r.Doubtful) > 0 {
+		if len(r.Doubtful) > 0 && r.Kept > 0 {
 			p.line("  some that had been deleted may be back among: %s", spanList(r.Doubtful))
 		}
 		if n := len(r.LostKeys); n > 0 {
@@ -127,7 +133,7 @@ func writeSalvaged(out io.Writer, done []storagetool.Salvaged) error {
 			p.line("  found: %s", d)
 		}
 		if r.Parked != "" {
-			p.line("  the damaged file is %s; remove it when you do not need it any more", r.Parked)
+			p.line("  the %s file is %s; remove it when you do not need it any more", former, r.Parked)
 		}
 	}
 	if len(done) == 0 {
@@ -197,6 +203,7 @@ func writeCompacted(out io.Writer, done []storagetool.Compacted) error {
 		switch {
 		case c.Problem != "":
 			p.line("%s: not compacted: %s", name, c.Problem)
+			p.line("  remedy: %s", c.Remedy)
 		case c.Report == nil:
 			p.line("%s: not worth it, %s with %s of messages in it", name, size(c.Waste.File), size(c.Waste.Live))
 		default:
@@ -221,7 +228,7 @@ A backup holds the device key: keep it as you keep the store.`,
 			ctx, stop := untilInterrupted(cmd)
 			defer stop()
 			return f.withStore(cmd, func(s *storagetool.Store) error {
-				o.Program = Version
+				o.Program, o.Owner = Version, f.program.Program.String()
 				m, err := s.Backup(ctx, args[0], o)
 				if errors.Is(err, storagetool.ErrDamaged) {
 					err = fmt.Errorf("%w; repair it with `%s storage salvage`, or copy it as it is with --damaged", err, f.program.Program)
@@ -257,7 +264,7 @@ backup was made, and goes on from the last point that both agree on.`,
 			}
 			ctx, stop := untilInterrupted(cmd)
 			defer stop()
-			m, err := storagetool.Restore(ctx, args[0], dir)
+			m, err := storagetool.Restore(ctx, args[0], dir, storagetool.RestoreOptions{Program: f.program.Program.String()})
 			if err != nil {
 				return storageError(err)
 			}

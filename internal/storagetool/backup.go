@@ -23,6 +23,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"petiole/storage/vfs"
+	"petiole/sync/link"
 )
 
 // A backup is all files of a store directory, with a manifest of their lengths
@@ -51,7 +52,11 @@ var (
 	ErrExists = errors.New("there is something already")
 	// ErrNotBackup says that a file or directory is no backup that this
 	// program version can read.
-	ErrNotBackup = errors.New("not a backup of a store")
+	ErrNotBackup = errors.New("not a backup made by `storage backup`")
+	// ErrNoBackup says that there is nothing under the name of a backup.
+	ErrNoBackup = errors.New("there is no backup")
+	// ErrOtherProgram says that a backup is of a store of the other program.
+	ErrOtherProgram = errors.New("the backup is of another program's store")
 	// ErrBadBackup says that a backup is not what was written: damaged, cut
 	// short, or changed.
 	ErrBadBackup = errors.New("the backup is damaged")
@@ -71,6 +76,7 @@ type Manifest struct {
 	Format   int          `json:"format"`
 	Created  time.Time    `json:"created"`
 	Program  string       `json:"program"`   // version that made it
+	Owner    string       `json:"owner"`     // program whose store it is: "edge" or "hub"
 	StoreDir string       `json:"store_dir"` // where the store was
 	Damaged  bool         `json:"damaged"`   // the store was, and was copied all the same
 	Files    []BackupFile `json:"files"`
@@ -100,6 +106,9 @@ type BackupOptions struct {
 	Damaged bool
 	// Program is the version of the program, for the manifest.
 	Program string
+	// Owner is the program whose store it is, edge or hub, as far as the store
+	// does not tell by itself.
+	Owner string
 }
 
 // Backup copies the store to the path to, where nothing may be yet. It appears
@@ -110,9 +119,12 @@ type BackupOptions struct {
 func (s *Store) Backup(ctx context.Context, to string, o BackupOptions) (*Manifest, error) {
 	fail := func(err error) (*Manifest, error) { return nil, fmt.Errorf("back up %s to %s: %w", s.dir, to, err) }
 	if _, err := os.Lstat(to); err == nil {
-		return fail(ErrExists)
+		return fail(fmt.Errorf("%w; choose another name, or move it away", ErrExists))
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return fail(err)
+	}
+	if parent := filepath.Dir(to); !isDir(parent) {
+		return fail(&noDirError{parent})
 	}
 	if rel, err := filepath.Rel(abs(s.dir), abs(to)); err == nil && filepath.IsLocal(rel) {
 		return fail(errors.New("it would be within the store itself"))
@@ -131,6 +143,9 @@ func (s *Store) Backup(ctx context.Context, to string, o BackupOptions) (*Manife
 	m := &Manifest{
 		Format: backupFormat, Created: time.Now().UTC().Truncate(time.Second), Program: o.Program,
 		StoreDir: abs(s.dir), Damaged: len(r.Damage) > 0, Files: []BackupFile{},
+	}
+	if m.Owner = o.Owner; slices.Contains(files, deviceKey) {
+		m.Owner = "edge" // no other program makes one
 	}
 	tmp := to + ".partial-" + random()
 	var w backupWriter
@@ -153,6 +168,26 @@ func (s *Store) Backup(ctx context.Context, to string, o BackupOptions) (*Manife
 		return fail(err)
 	}
 	return m, nil
+}
+
+// deviceKey is the name of the file with an edge's key.
+const deviceKey = link.DeviceFile
+
+// noDirError says that the directory a backup is to go to does not exist;
+// errors.Is(err, fs.ErrNotExist) holds.
+type noDirError struct{ dir string }
+
+func (e *noDirError) Error() string {
+	return fmt.Sprintf("the directory %s does not exist; make it, or choose another place", e.dir)
+}
+
+func (e *noDirError) Unwrap() error { return fs.ErrNotExist }
+
+// isDir reports whether dir is a directory, or may be one: only what is known
+// not to exist is none.
+func isDir(dir string) bool {
+	_, err := os.Stat(dir)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 func (s *Store) backup(ctx context.Context, w backupWriter, m *Manifest, files []string) error {
@@ -319,6 +354,13 @@ func (w *dirWriter) close() error {
 	return errors.Join(errs...)
 }
 
+// RestoreOptions tune Restore.
+type RestoreOptions struct {
+	// Program is the program whose store it is to be, edge or hub: a backup of
+	// the other's is refused with ErrOtherProgram. Empty: either.
+	Program string
+}
+
 // Restore puts the store in a backup at the path from, of either form, into the
 // directory dir, which must be empty or not exist. Everything is unpacked beside
 // it, compared with the manifest, and verified as Verify does, and only then put
@@ -327,7 +369,7 @@ func (w *dirWriter) close() error {
 // An edge whose store is older than what its hub has got from it finds that out
 // by itself when it connects, and goes on from the last point that both agree
 // on (see sync/export).
-func Restore(ctx context.Context, from, dir string) (*Manifest, error) {
+func Restore(ctx context.Context, from, dir string, o RestoreOptions) (*Manifest, error) {
 	fail := func(err error) (*Manifest, error) { return nil, fmt.Errorf("restore %s to %s: %w", from, dir, err) }
 	dir = abs(dir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
@@ -351,6 +393,12 @@ func Restore(ctx context.Context, from, dir string) (*Manifest, error) {
 		return fail(err)
 	}
 	m, err := restoreTo(ctx, from, tmp)
+	if err == nil && m.Owner != "" && o.Program != "" && m.Owner != o.Program {
+		err = fmt.Errorf("%w: it was made of the store of %s; restore it with `%s storage restore`", ErrOtherProgram, m.Owner, m.Owner)
+	}
+	if errors.Is(err, ErrBadBackup) {
+		err = fmt.Errorf("%w; take another copy; nothing has been put in place", err)
+	}
 	if err != nil {
 		return fail(errors.Join(err, os.RemoveAll(tmp)))
 	}
@@ -380,6 +428,9 @@ func putInPlace(tmp, dir string, exists bool) error {
 
 func restoreTo(ctx context.Context, from, tmp string) (*Manifest, error) {
 	fi, err := os.Stat(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w %s; check its name", ErrNoBackup, from)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -393,7 +444,11 @@ func restoreTo(ctx context.Context, from, tmp string) (*Manifest, error) {
 		return nil, err
 	}
 	m, err := unpack(ctx, r, tmp)
-	if err = errors.Join(err, r.close()); err != nil {
+	err = errors.Join(err, r.close())
+	if errors.Is(err, ErrNotBackup) {
+		return nil, fmt.Errorf("%s is %w", from, err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	s, err := Open(tmp)
@@ -424,15 +479,24 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 			if err := isHead(name, size, data, err); err != nil {
 				// Damage may make it look like something else.
 				if bad := r.rest(); damaged(bad) {
+					if early(bad) {
+						return nil, fmt.Errorf("%w: %w", ErrBadBackup, errEarly)
+					}
 					return nil, fmt.Errorf("%w: its beginning cannot be read: %w", ErrBadBackup, bad)
 				}
-				return nil, fmt.Errorf("%w: %w", ErrNotBackup, err)
+				var version *versionError
+				if errors.As(err, &version) {
+					return nil, fmt.Errorf("%w that this program knows: %w", ErrNotBackup, err)
+				}
+				return nil, ErrNotBackup
 			}
 			continue
 		}
 		switch {
 		case errors.Is(err, io.EOF) && m == nil:
 			return nil, fmt.Errorf("%w: it ends before its manifest", ErrBadBackup)
+		case early(err):
+			return nil, fmt.Errorf("%w: %w", ErrBadBackup, errEarly)
 		case errors.Is(err, io.EOF):
 			return m, compare(m, found, w)
 		case err != nil:
@@ -444,7 +508,9 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 			if size > maxDocument {
 				return nil, fmt.Errorf("%w: its manifest is too large", ErrBadBackup)
 			}
-			if err := json.NewDecoder(data).Decode(m); err != nil {
+			if err := json.NewDecoder(data).Decode(m); early(err) {
+				return nil, fmt.Errorf("%w: %w", ErrBadBackup, errEarly)
+			} else if err != nil {
 				return nil, fmt.Errorf("%w: its manifest makes no sense: %w", ErrBadBackup, err)
 			}
 		default:
@@ -457,7 +523,9 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 			}
 			h := sha256.New()
 			in := &noting{r: data}
-			if err := w.add(rel, size, mode.Perm()|0o600, time.Time{}, io.TeeReader(in, h)); in.err != nil {
+			if err := w.add(rel, size, mode.Perm()|0o600, time.Time{}, io.TeeReader(in, h)); early(in.err) {
+				return nil, fmt.Errorf("%w: %w", ErrBadBackup, errEarly)
+			} else if in.err != nil {
 				return nil, fmt.Errorf("%w: %s: %w", ErrBadBackup, rel, in.err)
 			} else if err != nil {
 				return nil, fmt.Errorf("unpack %s: %w", rel, err)
@@ -478,10 +546,24 @@ func isHead(name string, size int64, data io.Reader, err error) error {
 		return fmt.Errorf("%s makes no sense: %w", headName, errOr(err))
 	}
 	if h.Format != backupFormat {
-		return fmt.Errorf("it is of format %d, this program version knows format %d", h.Format, backupFormat)
+		return &versionError{h.Format}
 	}
 	return nil
 }
+
+// versionError says that a backup is of a format that this program version does
+// not know.
+type versionError struct{ format int }
+
+func (e *versionError) Error() string {
+	return fmt.Sprintf("it is of format %d, this program version knows format %d", e.format, backupFormat)
+}
+
+var errEarly = errors.New("the file ends early")
+
+// early reports whether err, of reading a compressed file, says that it has been
+// cut short.
+func early(err error) bool { return errors.Is(err, io.ErrUnexpectedEOF) }
 
 // noting keeps the error that a reader returns, to be told from one of whoever
 // writes elsewhere what it reads.
@@ -598,7 +680,10 @@ func newDirReader(root string) (*dirReader, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNotBackup, err)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%s is %w", root, ErrNotBackup)
+		}
+		return nil, fmt.Errorf("read %s: %w", root, err)
 	}
 	if _, err := os.Lstat(filepath.Join(root, manifestName)); err == nil {
 		r.names = append(r.names, manifestName)

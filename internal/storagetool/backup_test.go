@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -65,7 +64,7 @@ func TestBackupAndRestore(t *testing.T) {
 			t.Errorf("over a backup: %v", err)
 		}
 		for _, target := range []string{filepath.Join(t.TempDir(), "new", "store"), t.TempDir()} {
-			got, err := Restore(t.Context(), to, target)
+			got, err := Restore(t.Context(), to, target, RestoreOptions{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -78,7 +77,7 @@ func TestBackupAndRestore(t *testing.T) {
 			if r := must(open(t, target).Verify()); len(r.Damage) > 0 || r.Messages != perStream-1 {
 				t.Errorf("verify: %+v", r)
 			}
-			if _, err := Restore(t.Context(), to, target); !errors.Is(err, ErrExists) {
+			if _, err := Restore(t.Context(), to, target, RestoreOptions{}); !errors.Is(err, ErrExists) {
 				t.Errorf("over a store: %v", err)
 			}
 		}
@@ -146,7 +145,7 @@ func TestBadBackups(t *testing.T) {
 			return b
 		})
 	}
-	if _, err := Restore(t.Context(), repack(t, good, same), filepath.Join(t.TempDir(), "s")); err != nil {
+	if _, err := Restore(t.Context(), repack(t, good, same), filepath.Join(t.TempDir(), "s"), RestoreOptions{}); err != nil {
 		t.Fatalf("packed anew: %v", err)
 	}
 	cut := func(dir, name string) string {
@@ -202,11 +201,11 @@ func TestBadBackups(t *testing.T) {
 		{"a directory without manifest", cut(goodDir, "manifest.json"), ErrBadBackup},
 		{"a directory without a file", cut(goodDir, "store/meta.db"), ErrBadBackup},
 		{"a directory without head", cut(goodDir, "backup.json"), ErrNotBackup},
-		{"nothing", filepath.Join(t.TempDir(), "missing"), fs.ErrNotExist},
+		{"nothing", filepath.Join(t.TempDir(), "missing"), ErrNoBackup},
 	}...) {
 		parent := t.TempDir()
 		to := filepath.Join(parent, "store")
-		_, err := Restore(t.Context(), c.path, to)
+		_, err := Restore(t.Context(), c.path, to, RestoreOptions{})
 		if err == nil && strings.HasPrefix(c.name, "a flipped bit") && maps.EqualFunc(kept(t, to), kept(t, s.dir), bytes.Equal) {
 			continue // one that says nothing: there are such
 		}
@@ -238,7 +237,7 @@ func TestBackupOfDamage(t *testing.T) {
 	if m := must(s.Backup(t.Context(), to, BackupOptions{Damaged: true})); !m.Damaged {
 		t.Errorf("manifest: %+v", m)
 	}
-	if m := must(Restore(t.Context(), to, filepath.Join(t.TempDir(), "s"))); !m.Damaged {
+	if m := must(Restore(t.Context(), to, filepath.Join(t.TempDir(), "s"), RestoreOptions{})); !m.Damaged {
 		t.Errorf("restored: %+v", m)
 	}
 }
@@ -290,7 +289,7 @@ func TestBackupOfLinks(t *testing.T) {
 		if err := os.Symlink(target, through); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Restore(t.Context(), to, through); err != nil {
+		if _, err := Restore(t.Context(), to, through, RestoreOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		if !maps.EqualFunc(want, kept(t, target), bytes.Equal) {
@@ -316,7 +315,7 @@ func TestRestoreToDanglingLink(t *testing.T) {
 	if err := os.Symlink(filepath.Join(t.TempDir(), "nowhere"), link); err != nil {
 		t.Skip("no symbolic links here:", err)
 	}
-	if _, err := Restore(t.Context(), to, link); err == nil || !strings.Contains(err.Error(), "leads nowhere") {
+	if _, err := Restore(t.Context(), to, link, RestoreOptions{}); err == nil || !strings.Contains(err.Error(), "leads nowhere") {
 		t.Errorf("restored to a link that leads nowhere: %v", err)
 	}
 }

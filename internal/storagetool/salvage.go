@@ -121,7 +121,7 @@ func (s *Store) Salvage(ctx context.Context, o SalvageOptions) ([]Salvaged, erro
 		case err == nil:
 			v.Report = &r
 		case errors.Is(err, storage.ErrCorrupt):
-			v.Problem = err.Error()
+			v.Problem = reason(err)
 		default:
 			return out, err
 		}
@@ -166,6 +166,7 @@ type Compacted struct {
 	Waste   msgstore.Waste          `json:"waste"` // before
 	Report  *msgstore.CompactReport `json:"report,omitempty"`
 	Problem string                  `json:"problem,omitempty"` // why nothing has been done
+	Remedy  string                  `json:"remedy,omitempty"`
 }
 
 // Compact makes the files of streams smaller where it is worth it. It is as
@@ -183,7 +184,7 @@ func (s *Store) Compact(ctx context.Context, o CompactOptions) ([]Compacted, err
 		if _, err := os.Stat(filepath.Join(d.path, msgstore.FileName)); errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		c, err := compact(ctx, d, o.All)
+		c, err := s.compact(ctx, d, o.All)
 		if err != nil {
 			return out, err
 		}
@@ -192,26 +193,41 @@ func (s *Store) Compact(ctx context.Context, o CompactOptions) ([]Compacted, err
 	return out, nil
 }
 
-func compact(ctx context.Context, d directory, all bool) (c Compacted, err error) {
+func (s *Store) compact(ctx context.Context, d directory, all bool) (c Compacted, err error) {
 	c = Compacted{Stream: d.name, Group: uint64(d.group)}
 	st, err := msgstore.Open(d.path, msgstore.Options{})
 	if errors.Is(err, storage.ErrCorrupt) {
-		c.Problem = err.Error()
+		c.Problem, c.Remedy = reason(err), s.remedySalvage()
 		return c, nil
 	}
 	if err != nil {
 		return c, err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	if c.Waste, err = st.Waste(); err != nil || !c.Waste.Worth && !all {
+	if c.Waste, err = st.Waste(); errors.Is(err, storage.ErrCorrupt) {
+		c.Problem, c.Remedy = reason(err), s.remedySalvage()
+		return c, nil
+	}
+	if err != nil || !c.Waste.Worth && !all {
 		return c, err
 	}
 	r, err := st.Compact(ctx, msgstore.CompactOptions{BytesPerSecond: -1, SliceBytes: 4 << 20})
 	switch {
 	case err == nil:
 		c.Report = &r
-	case errors.Is(err, storage.ErrCorrupt), errors.Is(err, msgstore.ErrPostponed):
-		c.Problem, err = err.Error(), nil
+	case errors.Is(err, storage.ErrCorrupt):
+		c.Problem, c.Remedy, err = reason(err), s.remedySalvage(), nil
+	case errors.Is(err, msgstore.ErrPostponed):
+		c.Problem, c.Remedy, err = err.Error(), "make room on the file system", nil
 	}
 	return c, err
+}
+
+// reason says which file is damaged and why, of an error about that.
+func reason(err error) string {
+	var ce *storage.CorruptError
+	if !errors.As(err, &ce) || ce.Seq != 0 {
+		return err.Error()
+	}
+	return ce.File + ": " + ce.Reason
 }

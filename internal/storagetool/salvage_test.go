@@ -55,7 +55,7 @@ func TestSalvageAndCompact(t *testing.T) {
 		t.Errorf("verify: %+v", rep)
 	}
 	st := must(s.Stat())
-	if st.ParkedBytes != int64(len(b)) || st.Total.Write <= 0 || st.Streams[0].Space <= 0 {
+	if st.ParkedBytes != int64(len(b)) || st.Total.PerContent <= 0 || st.Streams[0].Space <= 0 {
 		t.Errorf("stat: %+v", st)
 	}
 }

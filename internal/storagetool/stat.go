@@ -8,6 +8,7 @@ import (
 	"path"
 	"strings"
 
+	"petiole/internal/jetstream"
 	"petiole/storage"
 	"petiole/storage/msgstore"
 	"petiole/storage/wal"
@@ -32,9 +33,13 @@ type Stat struct {
 // StreamStat is what the file of a stream holds. Messages that are in the log
 // only, as after a stop without a checkpoint, are not counted but in LogRecords.
 type StreamStat struct {
-	Name     string  `json:"name"`
-	Group    uint64  `json:"group"`
-	Memory   bool    `json:"memory,omitempty"` // kept in memory: no file
+	Name   string `json:"name"`
+	Group  uint64 `json:"group"`
+	Memory bool   `json:"memory,omitempty"` // kept in memory: no file
+	// Damaged says that the file cannot be read, Pending that there is none yet
+	// and the log gives it back; what follows is 0 then, but File and LogRecords.
+	Damaged  bool    `json:"damaged,omitempty"`
+	Pending  bool    `json:"pending,omitempty"`
 	Messages uint64  `json:"messages"`
 	First    uint64  `json:"first"`
 	Last     uint64  `json:"last"`
@@ -48,6 +53,11 @@ type StreamStat struct {
 	Space   float64 `json:"space_amplification"`
 	Wasted  int64   `json:"wasted_bytes"`
 	Applied uint64  `json:"applied_lsn"`
+	// Compact says that the file is worth compacting, which needs as much room
+	// beside it as CompactNeeds says; the file system has DiskFree.
+	Compact      bool  `json:"compaction_due"`
+	CompactNeeds int64 `json:"compaction_needs_bytes,omitempty"`
+	DiskFree     int64 `json:"disk_free_bytes,omitempty"`
 	// LogRecords counts the stream's records that are in the log only.
 	LogRecords uint64 `json:"log_records"`
 }
@@ -72,11 +82,9 @@ type Total struct {
 	Used     int64  `json:"used_bytes"`    // by data, in all files
 	Reserved int64  `json:"reserved_bytes"`
 	Disk     int64  `json:"file_bytes"` // length of all files: used and reserved
-	// Write is how many octets of files there are for one of messages, at least
-	// once written: the used ones of log and streams, divided by Content; 0
-	// without messages. What has been written and overwritten since, no one has
-	// counted.
-	Write float64 `json:"write_amplification"`
+	// PerContent is Used divided by Content: how many octets of files are in use
+	// for one of messages; 0 without messages.
+	PerContent float64 `json:"used_per_content"`
 }
 
 // Stat reads the summaries of all files, and the log.
@@ -99,16 +107,26 @@ func (s *Store) Stat() (*Stat, error) {
 		return nil, err
 	}
 	at := map[storage.GroupID]int{}
+	gone := map[storage.GroupID]error{} // streams without a file
 	for _, r := range records {
 		ss := StreamStat{Name: r.Name, Group: uint64(r.Group), Memory: r.Memory}
 		if !r.Memory {
 			info, err := msgstore.Inspect(s.path(r.Dir))
 			switch {
 			case err == nil:
-			case errors.Is(err, storage.ErrCorrupt), errors.Is(err, fs.ErrNotExist):
+				if err := s.statCompaction(&ss, r, info); err != nil {
+					return nil, err
+				}
+			case errors.Is(err, fs.ErrNotExist):
+				gone[r.Group] = err
+			case errors.Is(err, storage.ErrCorrupt):
+				ss.Damaged = true
 				st.Damage = append(st.Damage, err.Error())
 			default:
 				return nil, fmt.Errorf("stream %q: %w", r.Name, err)
+			}
+			if fi, err := os.Stat(s.file(r)); err == nil {
+				info.Size = fi.Size()
 			}
 			ss.Messages, ss.First, ss.Last, ss.Bytes = info.State.Msgs, info.State.First, info.State.Last, info.State.Bytes
 			ss.File, ss.Free, ss.Reserved, ss.Applied = info.Size, info.Free, info.Ahead, uint64(info.Applied)
@@ -121,8 +139,17 @@ func (s *Store) Stat() (*Stat, error) {
 		at[r.Group] = len(st.Streams)
 		st.Streams = append(st.Streams, ss)
 	}
-	if err := s.statLog(st, at); err != nil {
+	created, err := s.statLog(st, at)
+	if err != nil {
 		return nil, err
+	}
+	for i := range st.Streams {
+		ss := &st.Streams[i]
+		err := gone[storage.GroupID(ss.Group)]
+		ss.Pending = err != nil && created[storage.GroupID(ss.Group)]
+		if ss.Damaged = ss.Damaged || err != nil && !ss.Pending; err != nil && ss.Damaged {
+			st.Damage = append(st.Damage, err.Error())
+		}
 	}
 	t := &st.Total
 	for i := range st.Streams {
@@ -136,7 +163,7 @@ func (s *Store) Stat() (*Stat, error) {
 	t.Disk += st.Log.Bytes + st.Log.Preallocated + st.Log.SpareBytes + st.MetaBytes + st.BallastBytes + st.ParkedBytes
 	t.Used = t.Disk - t.Reserved - st.ParkedBytes
 	if t.Content > 0 {
-		t.Write = float64(t.Used) / float64(t.Content)
+		t.PerContent = float64(t.Used) / float64(t.Content)
 	}
 	return st, nil
 }
@@ -154,14 +181,32 @@ func (s *Store) parked() (files int, n int64, err error) {
 	return files, n, err
 }
 
-func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {
+// statCompaction looks whether a stream's file is to be compacted, and whether
+// there is room for that.
+func (s *Store) statCompaction(ss *StreamStat, r jetstream.StreamRecord, info msgstore.Info) error {
+	w := info.Waste()
+	if ss.Compact = w.Worth; !w.Worth {
+		return nil
+	}
+	free, err := s.free(s.path(r.Dir))
+	if err != nil {
+		return fmt.Errorf("stream %q: ask how much room there is: %w", r.Name, err)
+	}
+	ss.CompactNeeds, ss.DiskFree = w.Need(), free
+	return nil
+}
+
+// statLog also returns the groups whose creation the log holds.
+func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) (created map[storage.GroupID]bool, err error) {
 	l := &st.Log
+	created = map[storage.GroupID]bool{}
 	info, err := wal.Scan(s.path("wal"), func(r wal.Record) error {
 		if l.Oldest == 0 {
 			l.Oldest = uint64(r.LSN)
 		}
 		l.Newest = uint64(r.LSN)
 		l.Records++
+		noteCreated(created, r)
 		if i, ok := at[r.Group]; ok && uint64(r.LSN) > st.Streams[i].Applied {
 			st.Streams[i].LogRecords++
 		}
@@ -169,10 +214,10 @@ func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		st.Damage = append(st.Damage, err.Error())
-		return nil
+		return created, nil
 	}
 	if err != nil {
-		return err
+		return created, err
 	}
 	for _, g := range info.Segments {
 		l.Bytes += g.Used
@@ -186,5 +231,5 @@ func (s *Store) statLog(st *Stat, at map[storage.GroupID]int) error {
 	for _, d := range info.Damage {
 		st.Damage = append(st.Damage, d.Error())
 	}
-	return nil
+	return created, nil
 }

@@ -7,6 +7,7 @@
 package storagetool
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -27,14 +28,19 @@ var ErrNoStore = errors.New("not a store directory")
 
 // Store is a store directory that no program uses while it is open.
 type Store struct {
+	// Program is the name of the program that remedies tell to run; "edge" if
+	// empty.
+	Program string
+
 	dir  string
-	lock io.Closer // nil if there is no lock file, as in a copy
+	lock io.Closer                       // nil if there is no lock file, as in a copy
+	free func(dir string) (int64, error) // room of the file system
 }
 
 // Open takes the lock of the store in dir. It fails with storage.ErrLocked if a
 // running program has it and with ErrNoStore if dir holds no store.
 func Open(dir string) (*Store, error) {
-	s := &Store{dir: dir}
+	s := &Store{dir: dir, free: vfs.OS.Free}
 	_, metaErr := os.Stat(s.path("meta.db"))
 	_, walErr := os.Stat(s.path("wal"))
 	if errors.Is(metaErr, fs.ErrNotExist) && errors.Is(walErr, fs.ErrNotExist) {
@@ -71,6 +77,11 @@ func (s *Store) Close() error {
 		return nil
 	}
 	return s.lock.Close()
+}
+
+// command returns the command line of a storage command, for remedies.
+func (s *Store) command(name string) string {
+	return "`" + cmp.Or(s.Program, "edge") + " storage " + name + "`"
 }
 
 func (s *Store) path(name string) string { return filepath.Join(s.dir, name) }
@@ -137,4 +148,19 @@ func names(records []jetstream.StreamRecord) map[storage.GroupID]string {
 		m[r.Group] = r.Name
 	}
 	return m
+}
+
+// Group returns the group of the stream of that name; ErrNoStream if there is
+// none.
+func (s *Store) Group(stream string) (storage.GroupID, error) {
+	records, err := s.streams()
+	if err != nil {
+		return 0, err
+	}
+	for _, r := range records {
+		if r.Name == stream {
+			return r.Group, nil
+		}
+	}
+	return 0, fmt.Errorf("%w: %q", ErrNoStream, stream)
 }

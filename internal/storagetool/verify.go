@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"petiole/internal/jetstream"
 	"petiole/internal/jetstream/command"
@@ -25,6 +26,8 @@ type Report struct {
 	MetaValues int      `json:"meta_entries"`
 	Damage     []Damage `json:"damage"`
 	Notes      []string `json:"notes,omitempty"` // what is no damage and worth knowing
+
+	salvage string // remedy for streams' files
 }
 
 // Damage is one place that cannot be trusted.
@@ -47,13 +50,18 @@ const (
 	remedyMeta    = "check the disk; restore meta.db from a backup of this store directory"
 )
 
+// remedySalvage is what can be done about a stream's file.
+func (s *Store) remedySalvage() string {
+	return "check the disk, then run " + s.command("salvage") + ": it keeps everything whose checksum is right; or restore a backup"
+}
+
 // Verify reads everything that the store holds and checks it: the log's
 // structure, the checksums of all its batches;
 // every value of meta.db and of the streams' files; that summaries and indexes
 // agree with the messages, and the files with each other. Octets that nothing
 // depends on (padding, free pages, reserved space) are not checked.
 func (s *Store) Verify() (*Report, error) {
-	r := &Report{StoreDir: s.dir, Damage: []Damage{}}
+	r := &Report{StoreDir: s.dir, Damage: []Damage{}, salvage: s.remedySalvage()}
 	records, err := s.verifyMeta(r)
 	if err != nil {
 		return nil, err
@@ -104,7 +112,8 @@ func (s *Store) file(rec jetstream.StreamRecord) string {
 	return filepath.Join(s.path(rec.Dir), msgstore.FileName)
 }
 
-// add notes an error of a storage package about file.
+// add notes an error of a storage package about file. What is wrong with the
+// structure of a file is said once for each: one bad page leads to another.
 func (r *Report) add(stream, file string, err error) {
 	d := Damage{File: file, Stream: stream, Problem: err.Error(), Remedy: remedyRestore}
 	var ce *storage.CorruptError
@@ -128,9 +137,18 @@ func (r *Report) add(stream, file string, err error) {
 			d.Remedy = remedyMeta
 		case msgstore.FloorName:
 			d.Remedy = remedyFloor
+		case msgstore.FileName:
+			if d.Remedy == remedyRestore {
+				d.Remedy = r.salvage
+			}
 		}
 	case errors.Is(err, wal.ErrFormat):
 		d.Remedy = "verify with the program version that wrote it"
+	}
+	if slices.ContainsFunc(r.Damage, func(o Damage) bool {
+		return o.File == d.File && o.Seq == d.Seq && (o.Problem == d.Problem && d.Offset == nil || storage.StructureDamage(o.Problem) && storage.StructureDamage(d.Problem))
+	}) {
+		return
 	}
 	r.Damage = append(r.Damage, d)
 }

@@ -123,17 +123,32 @@ func (s *Store) Waste() (Waste, error) {
 	}
 	size := int64(p.PageSize())
 	w.Used = max(min(int64(m.HighWater)*size, w.File)-int64(free)*size, 0)
+	w.estimate(st, s.compacted.Load())
+	return w, nil
+}
+
+// Waste is [Store.Waste] of a store that is not open, as of its last checkpoint.
+func (i Info) Waste() Waste {
+	w := Waste{Live: int64(i.State.Bytes), File: i.Size, Used: max(i.Size-i.Free-i.Ahead, 0)}
+	w.estimate(i.State, nil)
+	return w
+}
+
+// Need is how much room Compact wants on the file system, beside the file.
+func (w Waste) Need() int64 { return w.After + w.After/4 + spareRoom }
+
+// estimate fills in what follows from the lengths and the state.
+func (w *Waste) estimate(st storage.State, last *compacted) {
 	w.Free = w.File - w.Used
 	// A message costs about what limits count for it, a subject its summary
 	// and a block of postings.
 	w.After = min(w.Used, w.Live+w.Live/8+int64(st.Msgs)*8+int64(st.Subjects)*128+1<<20)
-	if last := s.compacted.Load(); last != nil && last.live > 0 {
+	if last != nil && last.live > 0 {
 		w.After = max(w.After, int64(float64(last.size)*min(1, float64(w.Live)/float64(last.live))))
 	}
 	w.After = min(w.After, w.File)
 	gain := w.File - w.After
 	w.Worth = gain >= worthMin && gain >= w.File/worthPart
-	return w, nil
 }
 
 // Compact makes the file smaller: it copies what lives into a new one, beside
@@ -169,7 +184,7 @@ func (s *Store) Compact(ctx context.Context, o CompactOptions) (CompactReport, e
 	if err != nil {
 		return fail(fmt.Errorf("ask how much room there is: %w", err))
 	}
-	if need := waste.After + waste.After/4 + spareRoom; room < need {
+	if need := waste.Need(); room < need {
 		return fail(fmt.Errorf("%w: it needs room for %d MiB beside the file, the file system has %d MiB", ErrPostponed, need>>20, room>>20))
 	}
 	path := im.path + compactSuffix

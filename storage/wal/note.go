@@ -42,11 +42,18 @@ func (n *Note) Last(g storage.GroupID) (uint32, bool) {
 
 // String lists the note for people.
 func (n *Note) String() string {
-	s := fmt.Sprintf("safe below %d, quiet from %d on, last sequences (lower half) by group:", n.Next, n.Quiet)
-	for _, g := range n.Groups {
-		s += fmt.Sprintf(" %d:%d", g.Group, g.Last)
+	s := fmt.Sprintf("every record below LSN %d is safe on disk; ", n.Next)
+	if len(n.Groups) == 0 {
+		return s + fmt.Sprintf("none from LSN %d on is of a stream", n.Quiet)
 	}
-	return s
+	s += fmt.Sprintf("those from LSN %d on are of no other streams than these, whose last messages are", n.Quiet)
+	for i, g := range n.Groups {
+		if i > 0 {
+			s += ","
+		}
+		s += fmt.Sprintf(" %d in group %d", g.Last, g.Group)
+	}
+	return s + " (sequences modulo 2^32)"
 }
 
 // encode returns what a segment with that header has of the note, in whole sectors.

@@ -45,7 +45,7 @@ func Open(path string, o bbolt.Options, init func(*bbolt.Tx) error) (*bbolt.DB, 
 	case errors.Is(err, fs.ErrNotExist):
 		err = create(path, o, init)
 	case err == nil && fi.Size() < minSize: // an empty one bbolt would take for new
-		return nil, &storage.CorruptError{File: path, Reason: fmt.Sprintf("the file has been cut to %d bytes, restore it", fi.Size())}
+		return nil, &storage.CorruptError{File: path, Reason: fmt.Sprintf("the file has been cut to %d bytes", fi.Size())}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", path, err)
@@ -81,7 +81,7 @@ func open(path string, o bbolt.Options) (db *bbolt.DB, err error) {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("open %s: %w", path, storage.ErrLocked)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrVersionMismatch), errors.Is(err, berrors.ErrChecksum):
-		return nil, &storage.CorruptError{File: path, Reason: "not a database of this kind (" + err.Error() + "), move it away or restore it"}
+		return nil, &storage.CorruptError{File: path, Reason: "not a database of this kind (" + err.Error() + ")"}
 	case errors.Is(err, storage.ErrCorrupt):
 		return nil, err
 	case fromSystem(err):
@@ -138,7 +138,7 @@ func Guard(path string, fn func() error) (err error) {
 	defer func() {
 		debug.SetPanicOnFault(old)
 		if r := recover(); r != nil {
-			err = &storage.CorruptError{File: path, Reason: fmt.Sprint(r)}
+			err = &storage.CorruptError{File: path, Reason: plain(r)}
 		}
 	}()
 	if err = fn(); errors.Is(err, berrors.ErrDatabaseNotOpen) {
@@ -177,7 +177,7 @@ func Check(db *bbolt.DB, found func(error)) {
 	err := Guard(db.Path(), func() error {
 		return db.View(func(tx *bbolt.Tx) error {
 			for err := range tx.Check() {
-				corrupt("database structure: %v", err)
+				corrupt("%s", plain(err))
 			}
 			return nil
 		})
