@@ -198,6 +198,7 @@ type Engine struct {
 	space               space
 	begun               time.Time // when the streams began to serve
 	ages                ageClock
+	writes              writes
 	trimMu              sync.Mutex // one trim at a time
 	moveMu              sync.Mutex // see everyone; nothing is done under it but that
 	logGate, tableGate  gate       // where publishers wait, see regulate
@@ -307,6 +308,7 @@ func newEngine(o Options) *Engine {
 func (e *Engine) start() error {
 	e.startClock()
 	e.live = true
+	e.writes.counting.Store(true)
 	e.wg.Go(e.checkpointer)
 	// What came back out of the log may exceed the tables' budget, and nobody
 	// may publish for a long time.
@@ -378,6 +380,9 @@ func (e *Engine) close(checkpoint bool) error {
 		if len(slices.DeleteFunc(slices.Clone(errs), func(err error) bool { return err == nil })) == 0 {
 			errs = append(errs, e.trim())
 		}
+	}
+	if checkpoint && !e.failed.Load() {
+		errs = append(errs, e.saveWritten(0))
 	}
 	errs = append(errs, e.release())
 	select {

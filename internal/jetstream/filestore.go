@@ -40,6 +40,7 @@ type fileStore struct {
 	// found damaged, 0 if it is not one's. Neither may block or call the store.
 	opened  func(n int64)
 	damaged func(seq uint64, err error)
+	stored  func(*storage.Message) // is told what is appended
 
 	// refs counts those who use the file; it is far below zero while none is
 	// open. used is when it was last used, by the coarse clock.
@@ -60,7 +61,7 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 	f := &fileStore{
 		dir: filepath.Join(e.o.Dir, "streams", groupDir(g)), fs: e.o.FS, create: create,
 		open: func(dir string, o msgstore.Options) (backing, error) {
-			o.Log = e.log
+			o.Log, o.Wrote = e.log, e.writes.file
 			if o.WALOldest == 0 && !o.AcceptStale { // else the log is known not to do
 				o.WALOldest = e.wal.Oldest()
 				if floor, err := msgstore.ReadFloor(dir); err == nil && floor.Applied > e.wal.Written() {
@@ -69,6 +70,7 @@ func (e *Engine) newFileStore(g storage.GroupID, create bool) *fileStore {
 			}
 			return e.o.openStore(dir, o)
 		},
+		stored:   e.writes.message,
 		now:      e.ticks.Load,
 		withRoom: e.withRoom,
 		opened: func(n int64) {
@@ -221,6 +223,7 @@ func (f *fileStore) Append(m storage.Message) (uint64, error) {
 		return 0, err
 	}
 	defer f.release()
+	f.stored(&m)
 	return st.Append(m)
 }
 

@@ -246,6 +246,9 @@ func (e *Engine) keep() error {
 	if err := e.parkLogs(); err != nil {
 		return err
 	}
+	if err := e.saveWritten(writtenEvery); err != nil {
+		return err
+	}
 	if err := e.saveLeaps(); noSpace(err) {
 		e.noRoom(err)
 	} else if err != nil {

@@ -30,6 +30,7 @@ func (e *Engine) recover() error {
 	if err != nil {
 		return err
 	}
+	e.loadWritten()
 	if err := e.adoptStreams(known); err != nil {
 		return err
 	}

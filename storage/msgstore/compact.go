@@ -203,6 +203,7 @@ func (s *Store) Compact(ctx context.Context, o CompactOptions) (CompactReport, e
 	if err != nil {
 		return fail(err)
 	}
+	w.im.wrote = im.wrote
 	c := &compaction{s: s, o: o, w: w, ctx: ctx, limit: rate.NewLimiter(rate.Inf, 0), had: map[uint64]int{}}
 	if o.BytesPerSecond > 0 {
 		c.limit = rate.NewLimiter(rate.Limit(o.BytesPerSecond), int(o.SliceBytes))

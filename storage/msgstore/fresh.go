@@ -78,7 +78,7 @@ func (s *Store) makeFresh(path string, f table.Frozen) (err error) {
 		return err
 	}
 	im := newImage(path, db)
-	im.slice = s.image.slice
+	im.slice, im.wrote = s.image.slice, s.image.wrote
 	im.seals(s.image.uid)
 	defer func() { err = errors.Join(err, im.close()) }()
 	if err := s.image.copyKVs(im); err != nil {

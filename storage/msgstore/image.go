@@ -43,6 +43,7 @@ type image struct {
 	// badPosts says that postings are damaged; the next checkpoint makes them
 	// anew.
 	badPosts atomic.Bool
+	wrote    func(octets int64) // Options.Wrote; may be nil
 }
 
 // open is an open file.
@@ -137,7 +138,19 @@ func (im *image) update(fn func(tx *bbolt.Tx) error) error {
 		// back: its lock is held for good. Never wait for it.
 		im.stuck.Store(true)
 	}
+	if err == nil {
+		im.count(tx)
+	}
 	return err
+}
+
+// count tells what a transaction that has been committed has written: the pages it
+// allocated, and the meta page.
+func (im *image) count(tx *bbolt.Tx) {
+	if im.wrote != nil {
+		stats := tx.Stats()
+		im.wrote(stats.GetPageAlloc() + int64(im.db.Info().PageSize))
+	}
 }
 
 var errStuck = errors.New("it was found damaged before")

@@ -78,6 +78,10 @@ type Options struct {
 	// store is repaired: the store goes on, but Repair is due. It is called
 	// from within the store, must not use it, and not block. Nil is nobody.
 	Damaged func(error)
+	// Wrote is told how many octets of pages each transaction has written, those of
+	// compactions included, for whoever wants to know how much is written for a
+	// message. It must not block. Nil is nobody.
+	Wrote func(octets int64)
 
 	noSync bool // tests only
 	lazy   bool // tests only: no subject is read when opening
@@ -174,6 +178,7 @@ func Open(dir string, o Options) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{image: newImage(path, db), log: o.Log, noSync: o.noSync, floor: floor}
+	s.image.wrote = o.Wrote
 	if o.slice > 0 {
 		s.image.slice = o.slice
 	}

@@ -158,6 +158,7 @@ func (w *rewriter) commit() error {
 		_ = tx.Rollback() // why it did not commit says more
 		return failure(err)
 	}
+	w.im.count(tx)
 	return nil
 }
 
