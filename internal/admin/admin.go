@@ -87,6 +87,7 @@ type JetStream struct {
 	Streams      []Stream      `json:"streams"`
 	OpenStores   int           `json:"open_stores"` // streams whose files are open
 	Log          WAL           `json:"log"`
+	Written      Written       `json:"written"`
 	Damage       Damage        `json:"damage"`
 	Space        Space         `json:"space"`
 }
@@ -111,6 +112,17 @@ type WAL struct {
 	Written  uint64        `json:"written"`
 	Syncs    uint64        `json:"syncs"`
 	LastSync time.Duration `json:"last_sync_ns"`
+}
+
+// Written is what the store has written in its life, in octets, whatever process
+// did; what one that was killed did last may be missing.
+type Written struct {
+	Since    time.Time `json:"since"`
+	Messages uint64    `json:"messages"` // of messages stored in files
+	Log      uint64    `json:"log"`      // of the write-ahead log
+	Files    uint64    `json:"files"`    // of checkpoints and compactions
+	// Amplification is Log and Files divided by Messages; 0 without messages.
+	Amplification float64 `json:"write_amplification"`
 }
 
 // Damage counts what was found damaged on disk since the start.

@@ -215,6 +215,10 @@ func (n *Node) Status() admin.Status {
 			Bytes: es.WALBytes, Budget: es.WALBudget, Records: es.WAL.Records, Batches: es.WAL.Batches,
 			Written: es.WAL.Bytes, Syncs: es.WAL.Syncs, LastSync: es.WAL.LastSync,
 		}
+		wr := n.Engine.Written()
+		js.Written = admin.Written{
+			Since: wr.Since, Messages: wr.Messages, Log: wr.Log, Files: wr.Files, Amplification: wr.Amplification(),
+		}
 		js.Space = admin.Space(n.Engine.Space())
 		js.Damage = admin.Damage(n.Engine.Damage())
 		st.JetStream = js

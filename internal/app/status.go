@@ -93,6 +93,10 @@ func writeStatus(out io.Writer, st *admin.Status) error {
 		row("store", "%s, sync %s", js.StoreDir, sync)
 		row("log", "%s (budget %s), %s and %s since the start", Bytes(uint64(js.Log.Bytes)), Bytes(uint64(js.Log.Budget)),
 			count(js.Log.Records, "record"), count(js.Log.Syncs, "sync"))
+		if wr := js.Written; wr.Amplification > 0 {
+			row("written", "%.2f times what came in, since %s: %s of messages, %s of log, %s of streams' files",
+				wr.Amplification, wr.Since.Format(time.DateOnly), Bytes(wr.Messages), Bytes(wr.Log), Bytes(wr.Files))
+		}
 		if sp := js.Space; sp.Full {
 			row("disk", "full for %s, messages are refused until there is room: %s", time.Since(sp.Since).Round(time.Second), sp.Reason)
 		}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"strconv"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -171,6 +172,10 @@ func writeStat(out io.Writer, st *storagetool.Stat, program string) error {
 	row("total", "%s (%s) in files of %s: %s used, %s reserved", count(t.Messages, "message"), Bytes(t.Content), size(t.Disk), size(t.Used), size(t.Reserved))
 	if t.PerContent > 0 {
 		row("", "what is in use of the files is %.2f times the size of the messages", t.PerContent)
+	}
+	if wr := st.Written; st.Amplification > 0 {
+		row("written", "%.2f times what came in, since %s: %s of messages, %s of log, %s of streams' files",
+			st.Amplification, wr.Since.Format(time.DateOnly), Bytes(wr.Messages), Bytes(wr.Log), Bytes(wr.Files))
 	}
 	for _, d := range st.Damage {
 		row("damage", "%s", d)

@@ -28,6 +28,10 @@ type Stat struct {
 	ParkedFiles  int      `json:"parked_files"`
 	Total        Total    `json:"total"`
 	Damage       []string `json:"damage,omitempty"` // met on the way; Verify looks for it
+	// Written is what the store has written in its life, as of when it was last
+	// saved; Amplification how many octets that is for one of messages.
+	Written       jetstream.Written `json:"written"`
+	Amplification float64           `json:"write_amplification"`
 }
 
 // StreamStat is what the file of a stream holds. Messages that are in the log
@@ -150,6 +154,9 @@ func (s *Store) Stat() (*Stat, error) {
 		if ss.Damaged = ss.Damaged || err != nil && !ss.Pending; err != nil && ss.Damaged {
 			st.Damage = append(st.Damage, err.Error())
 		}
+	}
+	if w, err := s.written(); err == nil { // if not, that has been told
+		st.Written, st.Amplification = w, w.Amplification()
 	}
 	t := &st.Total
 	for i := range st.Streams {

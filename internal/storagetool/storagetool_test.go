@@ -121,6 +121,10 @@ func TestCleanShutdown(t *testing.T) {
 	if l := st.Log; !l.CleanShutdown || l.Records != 0 || l.Segments != 1 || len(st.Damage) != 0 {
 		t.Errorf("log: %+v, damage: %v", l, st.Damage)
 	}
+	// One message was deleted: it has been written all the same.
+	if w := st.Written; w.Messages < st.Total.Content || w.Log <= w.Messages || w.Files <= 0 || st.Amplification != w.Amplification() || st.Amplification < 1 {
+		t.Errorf("written: %+v, %.2f times", w, st.Amplification)
+	}
 }
 
 // TestIntact looks at a store that nothing is wrong with, and leaves every

@@ -141,6 +141,16 @@ func (s *Store) streams() ([]jetstream.StreamRecord, error) {
 	return records, errors.Join(err, meta.Close())
 }
 
+// written returns what the store has written, as far as that was saved.
+func (s *Store) written() (jetstream.Written, error) {
+	meta, err := metadb.OpenReadOnly(s.path("meta.db"))
+	if err != nil {
+		return jetstream.Written{}, err
+	}
+	w, err := jetstream.ReadWritten(meta)
+	return w, errors.Join(err, meta.Close())
+}
+
 // names returns the streams' names by group.
 func names(records []jetstream.StreamRecord) map[storage.GroupID]string {
 	m := map[storage.GroupID]string{storage.MetaGroup: "(meta)"}
