@@ -38,8 +38,9 @@ func (s *Stream) miss(l *wal.Lost) {
 		return
 	}
 	s.unsettled.Store(true)
+	from := max(l.First, s.applied+1)
 	if !s.missed {
-		s.missed, s.missedFrom = true, l.First
+		s.missed, s.missedFrom = true, from
 	}
 	if l.Group != 0 && l.LastSeq != 0 {
 		s.skip = s.behind(l.LastSeq)
@@ -51,7 +52,7 @@ func (s *Stream) miss(l *wal.Lost) {
 		s.skip += more
 	}
 	if s.dirtyFrom == 0 {
-		s.dirtyFrom = l.First
+		s.dirtyFrom = from
 	}
 }
 
@@ -170,24 +171,31 @@ func (s *Stream) settlement() []byte {
 	return (&command.Skip{To: s.store.State().Last + s.skip, Time: time.Now().UnixNano()}).AppendTo(nil)
 }
 
-// concerns reports whether no checkpoint has what records that are lost may have
-// done to some stream.
-func (e *Engine) concerns(l *wal.Lost) bool {
+// concerns returns from where on no checkpoint has what records that are lost may
+// have done to some stream; 0 if all have it.
+func (e *Engine) concerns(l *wal.Lost) storage.LSN {
 	if len(e.downs) > 0 {
-		return true
+		return l.First
 	}
+	from := storage.LSN(0)
 	for _, s := range e.groups {
 		if !s.memory && l.Last > s.applied {
-			return true
+			from = earlier(from, max(l.First, s.applied+1))
 		}
 	}
-	return false
+	return from
 }
 
 // lostRecords takes note of records that the log cannot give back.
 func (e *Engine) lostRecords(l wal.Lost) error {
-	if l.Before && !e.concerns(&l) {
-		return nil // an earlier start has settled it
+	if l.Before {
+		from := e.concerns(&l)
+		if from == 0 {
+			return nil // an earlier start has settled it, or all was checkpointed
+		}
+		l.First = from
+		e.log.Error("records of the log may be lost, before the oldest that it has", "first_lsn", l.First, "last_lsn", l.Last,
+			"file", l.File, "reason", l.Reason)
 	}
 	e.damage.LostRecords.Add(uint64(l.Last - l.First + 1)) // the log has told of it
 	if l.Group == storage.MetaGroup || l.Group == 0 {

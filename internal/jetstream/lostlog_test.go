@@ -375,3 +375,52 @@ func TestLossOfWholeLog(t *testing.T) {
 		n.crash()
 	}
 }
+
+// A segment of which nothing is left, before all others, is a loss that what follows
+// tells the extent of.
+func TestLossOfOldestSegment(t *testing.T) {
+	ctx := testContext(t)
+	for _, left := range []int64{0, 72, 3000} {
+		dir := t.TempDir()
+		small := func(o *Options) { o.SegmentSize = 64 << 10 }
+		n := startNode(t, dir, small)
+		_, js := n.connect()
+		for _, s := range []string{"S", "D"} {
+			createStream(t, js, jetstream.StreamConfig{Name: s, Subjects: []string{s}})
+		}
+		publishN(t, js, "S", 5)
+		must(js.Publish(ctx, "D", nil))
+		if err := n.e.Checkpoint(); err != nil {
+			t.Fatal(err)
+		}
+		publishN(t, js, "S", 3)
+		oldest := newestSegment(t, dir)
+		sent := uint64(1)
+		for newestSegment(t, dir) == oldest {
+			sent = must(js.Publish(ctx, "D", make([]byte, 8<<10))).Sequence
+		}
+		sent = must(js.Publish(ctx, "D", nil)).Sequence
+		n.crash()
+		if err := os.Truncate(oldest, left); err != nil {
+			t.Fatal(err)
+		}
+		for start := range 3 {
+			n = startNode(t, dir, small)
+			_, js = n.connect()
+			s, d := must2(n.e.Stream("S")), must2(n.e.Stream("D"))
+			if got := fmt.Sprint(s.Lost(0)); got != "[{6 8}]" {
+				t.Errorf("%d octets left, start %d: S has lost %s", left, start, got)
+			}
+			if st := d.State(); st.Last != sent || st.Msgs >= sent || len(d.Lost(0)) == 0 {
+				t.Errorf("%d octets left, start %d: D of %d: %+v, lost %v", left, start, sent, st, d.Lost(0))
+			}
+			if told := n.e.Damage().LostRecords > 0; start == 0 && !told {
+				t.Errorf("%d octets left: the loss is not counted", left)
+			}
+			if seq := must(js.Publish(ctx, "S", nil)).Sequence; seq != uint64(9+start) {
+				t.Errorf("%d octets left, start %d: sequence %d", left, start, seq)
+			}
+			n.crash()
+		}
+	}
+}

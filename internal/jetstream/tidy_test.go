@@ -77,31 +77,35 @@ func TestFilesShrink(t *testing.T) {
 	}
 }
 
-// wastefulBacking is a store that is worth compacting, which comes to an error.
+// wastefulBacking is a store that is worth compacting once that comes to an error.
 type wastefulBacking struct {
 	*msgstore.Store
 	err *atomic.Pointer[error]
 }
 
-func (b wastefulBacking) Waste() (msgstore.Waste, error) { return msgstore.Waste{Worth: true}, nil }
+func (b wastefulBacking) Waste() (msgstore.Waste, error) {
+	return msgstore.Waste{Worth: b.err.Load() != nil}, nil
+}
 
 func (b wastefulBacking) Compact(context.Context, msgstore.CompactOptions) (msgstore.CompactReport, error) {
-	if err := b.err.Load(); err != nil {
-		return msgstore.CompactReport{}, *err
-	}
-	return msgstore.CompactReport{}, nil
+	return msgstore.CompactReport{}, *b.err.Load()
 }
 
 // Why files stay larger than need be is told; a write that fails ends the process.
 func TestCompactionThatCannotBe(t *testing.T) {
-	var err atomic.Pointer[error]
-	fail := func(e error) { err.Store(&e) }
-	fail(fmt.Errorf("%w: no room for 100 MiB", msgstore.ErrPostponed))
+	var errs [2]atomic.Pointer[error] // of the first stream's store, and of the second's
+	fail := func(i int, e error) { errs[i].Store(&e) }
+	fail(0, fmt.Errorf("%w: no room for 100 MiB", msgstore.ErrPostponed))
+	var first atomic.Pointer[string]
 	n := startNode(t, t.TempDir(), func(o *Options) {
 		o.tidyEvery = 5 * time.Millisecond
 		o.openStore = func(dir string, o msgstore.Options) (backing, error) {
 			st, oerr := msgstore.Open(dir, o)
-			return wastefulBacking{st, &err}, oerr
+			err := &errs[1]
+			if first.CompareAndSwap(nil, &dir) || *first.Load() == dir {
+				err = &errs[0]
+			}
+			return wastefulBacking{st, err}, oerr
 		}
 	})
 	_, js := n.connect()
@@ -110,8 +114,9 @@ func TestCompactionThatCannotBe(t *testing.T) {
 	s := must2(n.e.Stream("S"))
 	eventually(t, "the reason is told", func() bool { return s.CompactionPostponed() != "" })
 	createStream(t, js, jetstream.StreamConfig{Name: "T", Subjects: []string{"t"}})
-	fail(fmt.Errorf("%w: %w", storage.ErrFailed, syscall.EIO))
 	publishN(t, js, "t", 1)
+	fail(1, fmt.Errorf("%w: %w", storage.ErrFailed, syscall.EIO))
+	must(js.PublishAsync("t", nil)) // it is looked at again; nobody may be left to acknowledge
 	select {
 	case got := <-n.fail:
 		if !errors.Is(got, syscall.EIO) {

@@ -81,7 +81,11 @@ func (c *chain) join(f, missing *liveFile) error {
 		return &CorruptError{s.path, 40, "the segment belongs to another log"}
 	}
 	if len(c.segs) == 0 {
-		if s.hdr.first > s.hdr.prev {
+		switch {
+		case missing != nil && s.hdr.first > 1:
+			// Where it began it does not say any more.
+			s.gap = &Lost{First: 1, Last: s.hdr.first - 1, Uncertain: true, Before: true, File: missing.path, Reason: reason(missing.damage)}
+		case s.hdr.first > s.hdr.prev:
 			s.gap = &Lost{First: s.hdr.prev, Last: s.hdr.first - 1, Uncertain: true, Before: true, File: s.path, Offset: 72, Reason: earlierLoss}
 		}
 		c.segs = append(c.segs, s)
