@@ -395,11 +395,10 @@ func TestLossOfOldestSegment(t *testing.T) {
 		}
 		publishN(t, js, "S", 3)
 		oldest := newestSegment(t, dir)
-		sent := uint64(1)
 		for newestSegment(t, dir) == oldest {
-			sent = must(js.Publish(ctx, "D", make([]byte, 8<<10))).Sequence
+			must(js.Publish(ctx, "D", make([]byte, 8<<10)))
 		}
-		sent = must(js.Publish(ctx, "D", nil)).Sequence
+		sent := must(js.Publish(ctx, "D", nil)).Sequence
 		n.crash()
 		if err := os.Truncate(oldest, left); err != nil {
 			t.Fatal(err)
