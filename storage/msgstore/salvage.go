@@ -63,6 +63,7 @@ type salvage struct {
 	have    present
 	extents []extent
 	most    int // maxExtents, but in tests
+	orphans []extent
 	// Of a large file it takes much to remember where everything is, and the
 	// tree says it again as long as it is in order: then extents has only what
 	// has been found elsewhere.
@@ -631,11 +632,17 @@ func (s *salvage) messages() error {
 	again := false
 	chunk := func(k, v []byte, e boltpages.Entry) bool {
 		if len(k) == 8 && binary.BigEndian.Uint64(k) > s.st.Last {
+			if _, err := parseChunk(s.im.msgs, k, v); err != nil {
+				s.orphan(e.Offset(), len(v))
+			}
 			return true // of a checkpoint that was not finished
 		}
 		n := len(s.extents)
 		if !s.take(k, v, e.Offset()) && !again {
 			s.damaged("messages, page %d: the chunk under key %x is damaged", e.Page, k)
+			if len(s.extents) == n {
+				s.orphan(e.Offset(), len(v))
+			}
 		}
 		for _, x := range s.extents[n:] {
 			s.ordered = s.ordered && x.first > s.highest
@@ -692,6 +699,7 @@ func (s *salvage) messages() error {
 			return err
 		}
 		find()
+		s.adopt(lost)
 	}
 	slices.SortFunc(s.extents, func(a, b extent) int { return cmp.Compare(a.first, b.first) })
 	return nil
