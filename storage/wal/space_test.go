@@ -422,6 +422,7 @@ func TestNoRoomForNames(t *testing.T) {
 			t.Fatalf("%d segments after Trim", n)
 		}
 		remove()
+		time.Sleep(2 * time.Second) // what had no room is tried again within one
 		write()
 		disk.Inject(simfs.Fault{Op: simfs.OpRename, Suffix: ".wal", Times: -1, Err: syscall.ENOSPC})
 		if err := l.Trim(h.last + 1); err != nil {
