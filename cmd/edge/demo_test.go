@@ -24,22 +24,19 @@ func TestDemo(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	// Longer than the demonstration gives itself, and both programs to stop.
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "edge"), "demo")
 	cmd.Dir = t.TempDir() // the program needs nothing of the source
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
 	// Let it stop its own programs.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 15 * time.Second
-	began := time.Now()
+	cmd.WaitDelay = 50 * time.Second
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if took := time.Since(began); took > 30*time.Second {
-		t.Errorf("took %s, more than half a minute", took)
 	}
 	for _, want := range []string{
 		`hub killed \(SIGKILL\) while messages were under way`,

@@ -104,7 +104,8 @@ func Addr(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
 var ErrEnded = errors.New("the process ended before it answered")
 
 // WaitReady returns once the server that p runs answers PING with PONG on its
-// client port addr. It tries every few milliseconds for at most timeout.
+// client port addr; that another process answers there does not count. It tries
+// every few milliseconds for at most timeout.
 func WaitReady(p *Process, addr string, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -112,7 +113,13 @@ func WaitReady(p *Process, addr string, timeout time.Duration) error {
 	var last error
 	for time.Now().Before(deadline) {
 		if last = ping(addr, deadline); last == nil {
-			return nil
+			var own bool
+			if own, last = p.listensOn(addr); own {
+				return nil
+			}
+			if last == nil {
+				last = errors.New("it is another process that answers there")
+			}
 		}
 		select {
 		case <-p.Done():

@@ -4,10 +4,14 @@ package rig
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -59,6 +63,53 @@ func TestVerdicts(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestReadyIsOnesOwn: a server that another process runs on the port is none
+// that is ready.
+func TestReadyIsOnesOwn(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	answered := make(chan struct{}, 100)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("INFO {}\r\nPONG\r\n"))
+			defer c.Close()
+			answered <- struct{}{}
+		}
+	}()
+	addr := l.Addr().String()
+	other, err := Start("other", filepath.Join(t.TempDir(), "log"), "sleep", "60")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Kill()
+	if own, err := other.listensOn(addr); own || err != nil {
+		t.Errorf("a process without sockets: %v, %v", own, err)
+	}
+	go func() {
+		<-answered
+		<-answered // it asks again
+		other.Kill()
+	}()
+	if err := WaitReady(other, addr, time.Minute); !errors.Is(err, ErrEnded) {
+		t.Errorf("ready: %v", err)
+	}
+	me, err := os.FindProcess(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := &Process{name: "self", cmd: &exec.Cmd{Process: me}, done: make(chan struct{})}
+	if err := WaitReady(self, addr, time.Minute); err != nil {
+		t.Error(err)
 	}
 }
 
