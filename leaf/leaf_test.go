@@ -132,6 +132,52 @@ func TestKeepsWhatItAcknowledged(t *testing.T) {
 	}
 }
 
+// TestTellsThoseWhoWait has a pull request wait when the leaf stops.
+func TestTellsThoseWhoWait(t *testing.T) {
+	l, stop := start(t, Config{StoreDir: t.TempDir()})
+	nc := connect(t, l, "", nats.NoReconnect())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := s.CreateConsumer(t.Context(), jetstream.ConsumerConfig{Durable: "C"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	inbox := nats.NewInbox()
+	answers := make(chan *nats.Msg, 1)
+	if _, err := nc.ChanSubscribe(inbox, answers); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.PublishRequest("$JS.API.CONSUMER.MSG.NEXT.S.C", inbox, []byte(`{"batch":3,"expires":60000000000}`)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		info, err := c.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.NumWaiting == 1 {
+			break
+		}
+	}
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case m := <-answers:
+		if h := m.Header; h.Get("Status") != "409" || h.Get("Description") != "Server Shutdown" || h.Get("Nats-Pending-Messages") != "3" {
+			t.Errorf("%v", h)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the leaf stopped without a word")
+	}
+}
+
 func TestFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.conf")
 	text := "listen: \"127.0.0.1:-1\"\nserver_name: filed\nauthorization { user: a, password: b }\n"

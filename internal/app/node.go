@@ -247,7 +247,7 @@ func (n *Node) setLink(link Link) (old Link) {
 func (n *Node) storeDir() string { return fullPath(n.Config().JetStream.StoreDir) }
 
 // Stop ends everything in the opposite order: no new admin questions, no
-// replay, clients get what is queued for them, and a last checkpoint.
+// replay, those who wait for messages hear of it, clients get what is queued for them, and a last checkpoint.
 func (n *Node) Stop() error {
 	var errs []error
 	if n.admin != nil {
@@ -257,6 +257,9 @@ func (n *Node) Stop() error {
 		ctx, cancel := context.WithTimeout(context.Background(), linkTimeout)
 		errs = append(errs, link.Close(ctx))
 		cancel()
+	}
+	if n.Engine != nil {
+		n.Engine.Leave()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()

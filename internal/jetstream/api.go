@@ -535,7 +535,7 @@ func (r *request) streamInfo() (any, error) {
 	}
 	res := &api.StreamInfoResponse{StreamInfo: s.info(), Paged: &api.Paged{}}
 	if req.DeletedDetails && res.State.NumDeleted > 0 {
-		if res.State.Deleted, err = s.deletedSeqs(); err != nil {
+		if res.State.Deleted, err = s.deletedSeqs(res.State.LastSeq); err != nil {
 			return nil, err
 		}
 	}
@@ -557,17 +557,22 @@ func (r *request) streamInfo() (any, error) {
 	return res, nil
 }
 
-// deletedSeqs lists the sequences between first and last that are gone.
-func (s *Stream) deletedSeqs() ([]uint64, error) {
+// deletedSeqs lists the sequences behind the first message, up to last, that
+// are gone.
+func (s *Stream) deletedSeqs(last uint64) ([]uint64, error) {
 	var gone []uint64
 	var next uint64
 	err := s.store.Range(0, func(m storage.Message) bool {
-		for ; next != 0 && next < m.Seq; next++ {
+		for ; next != 0 && next < min(m.Seq, last+1); next++ {
 			gone = append(gone, next)
 		}
 		next = m.Seq + 1
-		return true
+		return m.Seq < last
 	})
+	// The newest messages may be gone, too.
+	for ; next != 0 && next <= last; next++ {
+		gone = append(gone, next)
+	}
 	return gone, err
 }
 

@@ -211,6 +211,13 @@ func TestInfoAndPaging(t *testing.T) {
 	if st := info.State; fmt.Sprint(st.Deleted) != "[2 4]" || st.NumDeleted != 2 || fmt.Sprint(st.Subjects) != "map[s.0:1 s.1:1 s.2:2]" || st.NumSubjects != 3 {
 		t.Errorf("%+v", st)
 	}
+	// The newest, too, which leaves the last sequence where it is.
+	if err := s.DeleteMsg(ctx, 6); err != nil {
+		t.Fatal(err)
+	}
+	if st := must(s.Info(ctx, jetstream.WithDeletedDetails(true))).State; fmt.Sprint(st.Deleted) != "[2 4 6]" || st.NumDeleted != 3 || st.LastSeq != 6 {
+		t.Errorf("%+v", st)
+	}
 	for i := range 20 {
 		createStream(t, js, jetstream.StreamConfig{Name: fmt.Sprintf("P%03d", i), Subjects: []string{fmt.Sprintf("p.%d", i)}, Storage: jetstream.MemoryStorage})
 	}

@@ -337,6 +337,18 @@ func (e *Engine) start() error {
 	return nil
 }
 
+// Leave tells clients whose pull requests wait that the server is about to
+// stop, so that they ask elsewhere or later. They have to be connected still.
+func (e *Engine) Leave() {
+	for _, s := range e.Streams() {
+		s.mu.Lock()
+		for _, c := range s.consumers {
+			s.input(c, func(time.Time) { c.m.Leave() })
+		}
+		s.mu.Unlock()
+	}
+}
+
 // Close stops serving, checkpoints every stream and releases the directory. A
 // failure of the storage, which Options.OnFail is told of, is its error too.
 // Clients should be gone: what they publish now is not acknowledged.

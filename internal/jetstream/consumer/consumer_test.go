@@ -250,6 +250,11 @@ func TestStatus(t *testing.T) {
 			r.next("in", "")
 			r.m.Deleted()
 		}, "in: NATS/1.0 409 Consumer Deleted||"},
+		{"server stops", nil, func(r *rig) {
+			r.next("in", `{"batch":2,"max_bytes":77,"expires":1000000000}`)
+			r.m.Leave()
+			r.publish("a") // nobody asks for it any more
+		}, "in: NATS/1.0 409 Server Shutdown|Nats-Pending-Messages: 2|Nats-Pending-Bytes: 77||"},
 		{"no wait, some", nil, func(r *rig) {
 			r.publish("a")
 			r.next("in", `{"batch":3,"no_wait":true}`)

@@ -865,10 +865,19 @@ func (m *Machine) Deleted() {
 		return
 	}
 	for _, r := range m.wait.all() {
-		m.env.Sink.Status(r.reply, "", []byte("NATS/1.0 409 Consumer Deleted\r\n\r\n"))
+		m.status(r.reply, "409 Consumer Deleted", noCounts, 0)
 	}
 	m.wait.reset()
 	m.live = false
+}
+
+// Leave tells waiting clients that the server is about to stop: nothing comes
+// of their requests.
+func (m *Machine) Leave() {
+	for _, r := range m.wait.all() {
+		m.status(r.reply, "409 Server Shutdown", r.n, r.bytes)
+	}
+	m.wait.reset()
 }
 
 // MarkDirty takes the clearing of Dirty by Snapshot back, if the checkpoint did
