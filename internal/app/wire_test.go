@@ -105,6 +105,11 @@ var dialogues = []dialogue{
 		`1 CONNECT {"verbose":false,"pedantic":true}` + "\nPUB a.* 0\n\nPUB a..b 0\n\nSUB a..b 1\nSUB a.> 2\nPUB a.b 0\n\n",
 		"2 " + quiet + "\nPUB a.* 0\n\nSUB a..b 1\nSUB >.a 2\nSUB a* 3\n",
 	}},
+	{name: "pedantic and not permitted", conf: adaMay("publish: a"), steps: []string{"1 " + asAda + "\nPUB b.* 0\n\nPUB b 0\n\n"}},
+	// nats-server passes messages on or drops them in silence.
+	{name: "subjects that are none, of a client that is not pedantic", conf: "", steps: []string{
+		`1 CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}` + "\nSUB r 1\nPUB a.* 0\n\nPUB a..b r 0\n\nPUB .a s 0\n\n",
+	}, ours: "1\n\t\"-ERR 'Invalid Publish Subject'\\r\\n\"\n\t\"HMSG r 1 36 36\\r\\n\"\n\t\"NATS/1.0 503\\r\\n\"\n\t\"Nats-Subject: a..b\\r\\n\"\n\t\"\\r\\n\"\n\t\"\\r\\n\"\n\t\"-ERR 'Invalid Publish Subject'\\r\\n\"\n\t\"PONG\\r\\n\"\n"},
 	{name: "user and password", conf: "authorization { user: ada, password: a }", steps: []string{
 		"1 " + asAda + "\n", "2 " + asBob + "\n", `3 CONNECT {"verbose":false,"user":"ada","pass":"x"}` + "\n",
 		"4 " + quiet + "\n", "5 PUB a 1\nx\n", "6 SUB a 1\n", "7 ", `8 CONNECT {"user":"ada"}` + "\n", `9 CONNECT {"auth_token":"a"}` + "\n",
@@ -169,6 +174,9 @@ var dialogues = []dialogue{
 `},
 	{name: "queue groups", conf: adaMay(`subscribe { allow: ["a q1", "b *.dev", "c"], deny: ["c bad", "c >"] }`), steps: []string{
 		"1 " + asAda + "\nSUB a 1\nSUB a q1 2\nSUB a q2 3\nSUB b x.dev 4\nSUB b x.prod 5\nSUB c 6\nSUB c good 7\nSUB c bad 8\n",
+	}},
+	{name: "queue groups and subscriptions without", conf: adaMay(`subscribe { allow: ["a", "> q", "b.> q*", "c", "c q.*"], deny: "c q.x" }`), steps: []string{
+		"1 " + asAda + "\nSUB a 1\nSUB a q 2\nSUB a other 3\nSUB b.c q 4\nSUB b.c q* 5\nSUB b.c qq 6\nSUB c 7\nSUB c q.y 8\nSUB c q.x 9\nSUB c other 10\nSUB b.c 11\n",
 	}},
 	{name: "queue groups denied", conf: adaMay(`subscribe { deny: ["c bad", "d x.*"] }`), steps: []string{
 		"1 " + asAda + "\nSUB c 6\nSUB c good 7\nSUB c bad 8\nSUB d x.y 9\nSUB d x 10\n",

@@ -80,6 +80,7 @@ type client struct {
 	changed   atomic.Uint64              // counts changes of perms by others than the read loop
 	seen      uint64                     // changed, when the publisher's cache was last emptied
 
+	authMu  sync.Mutex // held while it is decided which user the client is, and what that permits
 	mu      sync.Mutex // guards subs and pings
 	subs    map[string]*subscription
 	pings   int       // unanswered
@@ -502,6 +503,8 @@ func (c *client) unsubscribeAll() {
 func (c *client) authenticate(arg *connectArg) bool {
 	c.srv.reload.RLock()
 	defer c.srv.reload.RUnlock()
+	c.authMu.Lock()
+	defer c.authMu.Unlock()
 	user, ok := c.srv.set.Load().auth.check(c.identity(arg))
 	if !ok {
 		c.srv.authErrors.Add(1)
@@ -553,21 +556,23 @@ func (c *client) onPub(ev *wire.Event) {
 		return
 	}
 	e := p.cache.Lookup(ev.Subject)
-	switch {
-	case e.Note&notePermitted != 0:
-	case e.Note&noteValid == 0:
+	if e.Note&noteValid == 0 {
 		c.sendErrSoon(wire.ErrPublishSubject.Error())
+		if c.noResp && len(ev.Reply) > 0 {
+			c.noResponders(ev.Subject, ev.Reply) // it waits for an answer
+		}
 		return
-	case !c.mayRespond(ev.Subject):
+	}
+	if c.pedantic && e.Note&noteWild != 0 {
+		c.sendErrSoon(wire.ErrPublishSubject.Error()) // a warning: the message goes on
+	}
+	if e.Note&notePermitted == 0 && !c.mayRespond(ev.Subject) {
 		c.violation("Permissions Violation for Publish to " + strconv.Quote(string(ev.Subject)))
 		return
 	}
 	if len(ev.Reply) > 0 && reservedReply(ev.Reply) {
 		c.violation("Permissions Violation for Publish with Reply of " + strconv.Quote(string(ev.Reply)))
 		return
-	}
-	if c.pedantic && e.Note&noteWild != 0 {
-		c.sendErrSoon(wire.ErrPublishSubject.Error()) // a warning: the message is delivered
 	}
 	c.ok()
 	if !p.route(e, ev.Subject, ev.Reply, ev.Header, ev.Data) && c.noResp && len(ev.Reply) > 0 {

@@ -63,15 +63,20 @@ func anyMatches(list []string, subj []byte) bool {
 }
 
 // maySubscribe also says whether part of what subj matches is denied, so that
-// deliveries have to be checked.
+// deliveries have to be checked. Where entries with queue groups concern subj, a
+// group has to be one of theirs: entries without do not permit others.
 func (p *perms) maySubscribe(subj, queue string) (ok, filter bool) {
 	if len(p.sub.Allow) > 0 {
+		grouped := false // whether it is the group that decides, and ok is what it decides
 		for _, entry := range p.sub.Allow {
 			s, q, hasQ := strings.Cut(entry, " ")
-			q = strings.TrimSpace(q)
-			if subject.Subset(subj, s) && (!hasQ || queue != "" && queueMatches(q, queue)) {
+			switch {
+			case hasQ && queue == "" || !hasQ && grouped || !subject.Subset(subj, s):
+			case !hasQ:
 				ok = true
-				break
+			default:
+				ok = grouped && ok || queueMatches(strings.TrimSpace(q), queue)
+				grouped = true
 			}
 		}
 		if !ok {

@@ -81,6 +81,8 @@ func (c *client) expel(err *wire.Error) {
 
 // reauthenticate looks at the client's credentials again.
 func (c *client) reauthenticate(set *settings) {
+	c.authMu.Lock() // it may be about to become another user
+	defer c.authMu.Unlock()
 	arg := c.cred.Load()
 	switch {
 	case arg == nil && c.awaiting.Load():

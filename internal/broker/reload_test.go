@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/crypto/bcrypt"
 
 	"petiole/internal/subject/transform"
 )
@@ -100,6 +101,29 @@ func TestReloadDeniesPartOfASubscription(t *testing.T) {
 	check(t, s.Reload(opts))
 	r.send("PUB x.secret 0\r\n\r\n")
 	r.expect("MSG x.secret 1 0\r\n\r\n")
+}
+
+// A client that becomes another user while permissions are looked at again has
+// those of the user that it has become.
+func TestReloadWhileAClientBecomesAnotherUser(t *testing.T) {
+	slow, err := bcrypt.GenerateFromPassword([]byte("a"), bcrypt.MinCost) // so that there is time for it
+	check(t, err)
+	options := func(extra string) Options {
+		return Options{Users: []User{
+			user("ada", string(slow), []string{"a", extra}, nil), user("bob", "b", []string{"b", extra}, nil),
+		}}
+	}
+	s := run(t, options("x"))
+	r := rawAs(t, s, "ada", "a")
+	for i := range 20 {
+		reloaded := make(chan error, 1)
+		go func() { reloaded <- s.Reload(options(fmt.Sprintf("x%d", i))) }()
+		r.send("CONNECT {\"user\":\"bob\",\"pass\":\"b\"}\r\nPING\r\n")
+		r.expect("PONG\r\n")
+		check(t, <-reloaded)
+		r.send("PUB b 0\r\n\r\nPUB a 0\r\n\r\nCONNECT {\"user\":\"ada\",\"pass\":\"a\"}\r\nPING\r\n")
+		r.expect("-ERR 'Permissions Violation for Publish to \"a\"'\r\nPONG\r\n")
+	}
 }
 
 func TestReloadLimits(t *testing.T) {

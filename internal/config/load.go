@@ -410,8 +410,8 @@ func subjectsKey(to *Subjects, valid func(string) bool) func(*decoder, value, st
 // validPermission checks a subject with wildcards, optionally followed by a
 // queue group as nats-server allows for subscriptions.
 func validPermission(s string) bool {
-	fields := strings.Fields(s)
-	return len(fields) >= 1 && len(fields) <= 2 && validSubject(fields[0])
+	subj, queue, grouped := strings.Cut(s, " ")
+	return validSubject(subj) && (!grouped || len(strings.Fields(queue)) == 1)
 }
 
 // validSubject checks a subject with wildcards.

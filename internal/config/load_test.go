@@ -280,10 +280,12 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			name: "a queue group where none can be",
-			text: "authorization { users: [ {user: a, password: b, permissions {\n publish: \"a q\"\n subscribe: [\"a q\", \"a q r\"] }} ] }\n",
+			text: "authorization { users: [ {user: a, password: b, permissions {\n publish: \"a q\"\n subscribe: [\"a q\", \"a q r\"\n\" a\"\n\"a\\tq\"] }} ] }\n",
 			want: []string{
 				`FILE:2: authorization.users[0].permissions.publish: bad value "a q"; accepted: a subject such as "plant.>", or a list of subjects`,
 				`FILE:3: authorization.users[0].permissions.subscribe: bad value "a q r"; accepted: a subject such as "plant.>", or a list of subjects`,
+				`FILE:4: authorization.users[0].permissions.subscribe: bad value " a"; accepted: a subject such as "plant.>", or a list of subjects`,
+				`FILE:5: authorization.users[0].permissions.subscribe: bad value "a\tq"; accepted: a subject such as "plant.>", or a list of subjects`,
 			},
 		},
 		{
