@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"petiole/storage"
+	"petiole/storage/internal/crcspan"
 )
 
 // Messages are kept in chunks: a value of the bucket of messages holds several
@@ -118,8 +119,17 @@ func crcUint64(crc uint32, v uint64) uint32 {
 // the message alias v, which must not change any more. Of a damaged record the
 // message is what it seems to be (Seq included), and nothing to be relied on.
 func decodeRecord(s sealer, base uint64, v []byte) (m storage.Message, size int, err error) {
+	size, err = parseRecord(&m, base, v)
+	if err == nil && !noCRC && binary.LittleEndian.Uint32(v) != s.record(m.Seq, v[6:size]) {
+		err = errChecksum
+	}
+	return m, size, err
+}
+
+// parseRecord is decodeRecord without the checksum.
+func parseRecord(m *storage.Message, base uint64, v []byte) (size int, err error) {
 	if len(v) < recordFixed {
-		return m, 0, errLayout
+		return 0, errLayout
 	}
 	m.Seq = base + uint64(binary.LittleEndian.Uint16(v[4:]))
 	m.Time = int64(binary.LittleEndian.Uint64(v[6:]))
@@ -128,7 +138,7 @@ func decodeRecord(s sealer, base uint64, v []byte) (m storage.Message, size int,
 	for i := range n {
 		l, k := binary.Uvarint(v[at:])
 		if k <= 0 {
-			return m, 0, errLayout
+			return 0, errLayout
 		}
 		n[i] = l
 		at += k
@@ -139,7 +149,7 @@ func decodeRecord(s sealer, base uint64, v []byte) (m storage.Message, size int,
 		header--
 	}
 	if n[0] == 0 || n[0] > left || header > left-n[0] || n[2] > left-n[0]-header {
-		return m, 0, errLayout
+		return 0, errLayout
 	}
 	m.Subject = unsafe.String(&v[at], int(n[0]))
 	at += int(n[0])
@@ -149,10 +159,7 @@ func decodeRecord(s sealer, base uint64, v []byte) (m storage.Message, size int,
 	}
 	size = at + int(n[2])
 	m.Data = v[at:size:size]
-	if !noCRC && binary.LittleEndian.Uint32(v) != s.record(m.Seq, v[6:size]) {
-		return m, size, errChecksum
-	}
-	return m, size, nil
+	return size, nil
 }
 
 // chunkBuilder puts a chunk together. Reset it before use.
@@ -343,6 +350,7 @@ func rescueChunk(s sealer, key, v []byte, fn func(m storage.Message, rec []byte)
 	if b := binary.LittleEndian.Uint64(v[overhead:]); len(bases) == 0 || bases[0] != b {
 		bases = append(bases, b)
 	}
+	sums := crcspan.New(v)
 	for _, base := range bases {
 		// The first record stands behind as many entries as there are: with a
 		// damaged count, anywhere. After a damaged record the next one is
@@ -356,8 +364,10 @@ func rescueChunk(s sealer, key, v []byte, fn func(m storage.Message, rec []byte)
 			end = chunkHeader + chunkEntry + 1
 		}
 		for at := chunkHeader + chunkEntry; at < end; {
-			m, size, err := decodeRecord(s, base, v[at:])
-			if err != nil || m.Seq <= last && found {
+			var m storage.Message
+			size, err := parseRecord(&m, base, v[at:])
+			if err != nil || m.Seq <= last && found ||
+				!noCRC && binary.LittleEndian.Uint32(v[at:]) != sums.Update(crcUint64(uint32(s), m.Seq), at+6, at+size) {
 				at++
 				continue
 			}

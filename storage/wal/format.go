@@ -9,6 +9,7 @@ import (
 	"math"
 
 	"petiole/storage"
+	"petiole/storage/internal/crcspan"
 )
 
 // The on-disk format, version 2. Numbers are little-endian.
@@ -380,6 +381,7 @@ func recordLen(b []byte) (int, bool) {
 // what is known of the record are set in lost.
 func decodeRecords(recs []Record, lost []Lost, payload []byte, h *batchHeader, seed uint32) ([]Record, []Lost) {
 	whole := payload
+	var sums *crcspan.Sums         // of whole
 	trusted, asked := false, false // the headers' lengths
 	end := h.first + storage.LSN(h.count)
 	for lsn := h.first; lsn < end; lsn++ {
@@ -402,9 +404,12 @@ func decodeRecords(recs []Record, lost []Lost, payload []byte, h *batchHeader, s
 			payload = payload[n:]
 			continue
 		}
-		next, at := findRecord(payload, lsn+1, end, seed)
+		if sums == nil {
+			sums = crcspan.New(whole)
+		}
+		next, at := findRecord(whole, sums, len(whole)-len(payload), lsn+1, end, seed)
 		lost = append(lost, Lost{First: lsn, Last: next - 1, Reason: "the record fails its checksum"})
-		payload, lsn = payload[at:], next-1
+		payload, lsn = whole[at:], next-1
 	}
 	return recs, lost
 }
@@ -424,25 +429,28 @@ func headersIntact(payload []byte, h *batchHeader) bool {
 }
 
 // findRecord looks for the first intact record with an LSN from lo to before
-// end that begins behind the first octet of payload. It returns its LSN and
+// end that begins behind the octet of payload at from. It returns its LSN and
 // place, or end and the length of payload. What somebody may have put into a
-// message to look like a record does not, for want of the epoch.
-func findRecord(payload []byte, lo, end storage.LSN, seed uint32) (storage.LSN, int) {
-	for at := 1; lo < end && at+recordHeaderSize <= len(payload); at++ {
+// message to look like a record does not, for want of the epoch; nor can it make
+// the search long, which is the same for every octet, whatever length stands there.
+func findRecord(payload []byte, sums *crcspan.Sums, from int, lo, end storage.LSN, seed uint32) (storage.LSN, int) {
+	sum := func(at, n int) uint32 { // as recordSum, but for the LSN
+		return binary.LittleEndian.Uint32(payload[at:]) ^ sums.Update(seed, at+4, at+n)
+	}
+	for at := from + 1; lo < end && at+recordHeaderSize <= len(payload); at++ {
 		b := payload[at:]
 		n, ok := recordLen(b)
 		if !ok || recordGroup(b) == 0 {
 			continue
 		}
-		mixed := binary.LittleEndian.Uint32(b) ^ crc32.Update(seed, castagnoli, b[4:n])
-		lsn := lo + storage.LSN(mixed*lsnUnmix-uint32(lo))
+		lsn := lo + storage.LSN(sum(at, n)*lsnUnmix-uint32(lo))
 		if lsn >= end {
 			continue
 		}
 		// Among so many places and numbers a checksum may match by chance; what
 		// follows has to match as well.
 		rest := b[n:]
-		if m, ok := recordLen(rest); lsn+1 == end && len(rest) == 0 || ok && recordIntact(rest[:m], lsn+1, seed) {
+		if m, ok := recordLen(rest); lsn+1 == end && len(rest) == 0 || ok && sum(at+n, m) == uint32(lsn+1)*lsnMix {
 			return lsn, at
 		}
 	}
