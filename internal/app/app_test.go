@@ -62,6 +62,7 @@ func TestReadmeListsExitCodes(t *testing.T) {
 }
 
 func TestBrokerOptions(t *testing.T) {
+	letOpen(t, 1<<20)
 	c := config.Default()
 	c.Host, c.Port, c.ServerName, c.MaxSubs = "127.0.0.1", -1, "till-7", 9
 	c.JetStream.Enabled = true

@@ -82,6 +82,10 @@ func Start(p Program, cfg *config.Config, log *slog.Logger) (n *Node, err error)
 	if err := n.Broker.AnswerSystem(); err != nil {
 		return n, Exit(ExitFailure, err)
 	}
+	if opts.MaxConn < min(cfg.MaxConnections, fewClients) {
+		log.Warn("the system lets this process open so few files that only so many clients can connect; raise the limit (ulimit -n, LimitNOFILE of systemd)",
+			"clients", opts.MaxConn, "open_files", openFiles(), "max_connections", cfg.MaxConnections)
+	}
 	if cfg.JetStream.Enabled {
 		if err := n.openStore(); err != nil {
 			return n, err
@@ -132,17 +136,19 @@ func (n *Node) openStore() error {
 			n.Log.Warn("the store directory is that of an edge: what it holds is served as the hub's own, and no edge has exported it; if that is not meant, stop the hub and name its own store directory with -c or -sd", "store_dir", cfg.JetStream.StoreDir, "device_key", key)
 		}
 	}
+	_, stores := divideFiles(openFiles())
 	engine, err := jetstream.Open(jetstream.Options{
-		Account:      n.Broker.Account(),
-		Dir:          cfg.JetStream.StoreDir,
-		SyncInterval: cfg.JetStream.SyncInterval,
-		MaxMemory:    cfg.JetStream.MaxMemory,
-		MaxStore:     cfg.JetStream.MaxStore,
-		MaxPayload:   cfg.MaxPayload,
-		ServerName:   n.Broker.Name(),
-		ServerID:     n.Broker.ID(),
-		Version:      Version,
-		Log:          n.Log,
+		Account:       n.Broker.Account(),
+		Dir:           cfg.JetStream.StoreDir,
+		SyncInterval:  cfg.JetStream.SyncInterval,
+		MaxMemory:     cfg.JetStream.MaxMemory,
+		MaxStore:      cfg.JetStream.MaxStore,
+		MaxPayload:    cfg.MaxPayload,
+		MaxOpenStores: stores,
+		ServerName:    n.Broker.Name(),
+		ServerID:      n.Broker.ID(),
+		Version:       Version,
+		Log:           n.Log,
 		OnFail: func(err error) {
 			select {
 			case n.failed <- err:
@@ -295,6 +301,7 @@ func (n *Node) abandon() {
 
 // brokerOptions translates the configuration.
 func brokerOptions(c *config.Config) broker.Options {
+	clients, _ := divideFiles(openFiles())
 	o := broker.Options{
 		Host:           c.Host,
 		Port:           c.Port,
@@ -304,7 +311,7 @@ func brokerOptions(c *config.Config) broker.Options {
 		MaxPayload:     c.MaxPayload,
 		MaxControlLine: c.MaxControlLine,
 		MaxPending:     c.MaxPending,
-		MaxConn:        c.MaxConnections,
+		MaxConn:        min(c.MaxConnections, clients),
 		MaxSubs:        c.MaxSubs,
 		MaxSubTokens:   c.MaxSubTokens,
 		NoHeaders:      c.NoHeaders,

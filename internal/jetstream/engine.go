@@ -194,6 +194,7 @@ type Engine struct {
 	keepNow             chan struct{} // wakes the keeper
 	ticks               atomic.Int64  // the keeper's, of which 6 make IdleClose
 	openStores          atomic.Int64
+	fewFiles            atomic.Bool  // somebody could not open a file: others are to be closed
 	tableLimit          atomic.Int64 // of the tables of all streams, octets
 	space               space
 	begun               time.Time // when the streams began to serve

@@ -319,6 +319,11 @@ func (e *Engine) closeIdle() error {
 		open = append(open, s)
 	}
 	over := int(e.openStores.Load()) - e.o.MaxOpenStores
+	few := e.fewFiles.Swap(false)
+	if few { // somebody waits for one
+		e.log.Warn("too many files are open in this process or system, files of streams are closed for others; raise the limit (ulimit -n, LimitNOFILE of systemd)", "streams_open", len(open))
+		over = max(over, (len(open)+1)/2)
+	}
 	if over <= 0 {
 		return nil
 	}
@@ -328,7 +333,7 @@ func (e *Engine) closeIdle() error {
 			break
 		}
 		// What is used all the time would be opened again at once.
-		if now == s.usedAt && over < e.o.MaxOpenStores {
+		if now == s.usedAt && over < e.o.MaxOpenStores && !few {
 			break
 		}
 		if err := e.kept(s); err != nil {

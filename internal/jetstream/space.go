@@ -220,9 +220,22 @@ func (e *Engine) dropBallast() {
 	time.AfterFunc(ballastRetry, e.wakeKeeper)
 }
 
-// withRoom runs fn, and once more without the ballast if there was no room.
+const (
+	// filesWait is how long it is waited for others to close files if no more may be
+	// open; then the store has failed.
+	filesWait  = 10 * time.Second
+	filesRetry = 5 * time.Millisecond
+)
+
+// withRoom runs fn, and once more without the ballast if there was no room. If too
+// many files are open it is run again when others have been closed.
 func (e *Engine) withRoom(fn func() error) error {
 	err := fn()
+	for begun := time.Now(); vfs.IsNoFiles(err) && !e.closing.Load() && time.Since(begun) < filesWait; err = fn() {
+		e.fewFiles.Store(true)
+		e.wakeKeeper()
+		time.Sleep(filesRetry)
+	}
 	if noSpace(err) {
 		if _, serr := e.o.FS.Stat(e.ballastPath()); serr == nil {
 			e.dropBallast()
@@ -279,6 +292,11 @@ func (e *Engine) settle(s *Stream, err error) error {
 		return nil
 	case noSpace(err):
 		e.noRoom(err)
+		return nil
+	case vfs.IsNoFiles(err) && !errors.Is(err, storage.ErrFailed):
+		e.fewFiles.Store(true) // it is tried again; meanwhile others are closed
+		e.wakeKeeper()
+		time.Sleep(filesRetry)
 		return nil
 	case errors.Is(err, storage.ErrClosed) && !e.serves(s):
 		return nil // taken down meanwhile

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
+	"time"
 )
 
 // ErrLocked is wrapped by Lock's error if another process holds the lock.
@@ -23,11 +24,28 @@ func (osFS) Open(name string, create bool) (File, error) {
 	if create {
 		flag |= os.O_CREATE
 	}
-	f, err := os.OpenFile(name, flag, 0o600)
+	f, err := openFile(name, flag, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	return &osFile{f}, nil
+}
+
+const (
+	// filesWait is how long an opening waits for others to close files if no more
+	// may be open: whoever cannot open a file has to give up acknowledging.
+	filesWait  = 10 * time.Second
+	filesRetry = 5 * time.Millisecond
+)
+
+// openFile is os.OpenFile that waits for a while if too many files are open.
+func openFile(name string, flag int, perm fs.FileMode) (*os.File, error) {
+	for begun := time.Now(); ; time.Sleep(filesRetry) {
+		f, err := os.OpenFile(name, flag, perm)
+		if err == nil || !IsNoFiles(err) || time.Since(begun) >= filesWait {
+			return f, err
+		}
+	}
 }
 
 func (osFS) Remove(name string) error { return os.Remove(name) }

@@ -12,7 +12,7 @@ import (
 var errNotDir error = unix.ENOTDIR
 
 func syncDir(dir string) error {
-	f, err := os.Open(dir)
+	f, err := openFile(dir, os.O_RDONLY, 0)
 	if err != nil {
 		return err
 	}

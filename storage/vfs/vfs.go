@@ -64,6 +64,12 @@ func IsNoSpace(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || isNoSpace(err)
 }
 
+// IsNoFiles reports whether err says that this process, or the system, has as many
+// files open as it may.
+func IsNoFiles(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
 // IsMedium reports whether a read failed because the medium does not give back
 // what was written there; other places may still be readable.
 func IsMedium(err error) bool {
