@@ -61,6 +61,7 @@ func TestAPIErrors(t *testing.T) {
 		{"STREAM.CREATE.X", stream(`,"num_replicas":-1`), 10133, "replicas count cannot be negative"},
 		{"STREAM.CREATE.X", stream(`,"max_age":1`), 10052, "max age needs to be >= 100ms"},
 		{"STREAM.CREATE.X", stream(`,"max_age":1000000000,"duplicate_window":2000000000`), 10052, "duplicates window can not be larger then max age"},
+		{"STREAM.CREATE.X", stream(`,"first_seq":9223372036854775809`), 10052, "first sequence must not be above 9223372036854775808"},
 		{"STREAM.CREATE.X", stream(`,"discard_new_per_subject":true`), 10052, "discard new per subject requires discard new policy to be set"},
 		{"STREAM.CREATE.X", stream(`,"deny_purge":true,"allow_rollup_hdrs":true`), 10052, "roll-ups require the purge permission"},
 		{"STREAM.CREATE.X", stream(`,"max_bytes":1000000`), 10047, "insufficient storage resources available"},

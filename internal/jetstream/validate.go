@@ -21,6 +21,8 @@ const (
 	defaultDuplicates = 2 * time.Minute
 	minAge            = 100 * time.Millisecond
 	maxReplicas       = 5
+	// maxFirstSeq leaves a stream more sequences than it will ever need.
+	maxFirstSeq = 1 << 63
 )
 
 // validName reports whether s may name a stream or consumer.
@@ -67,6 +69,9 @@ func normalize(in *api.StreamConfig) (*api.StreamConfig, *api.Error) {
 		if *limit <= 0 {
 			*limit = -1
 		}
+	}
+	if cfg.FirstSeq > maxFirstSeq {
+		return nil, invalid("first sequence must not be above %d", uint64(maxFirstSeq))
 	}
 	if cfg.MaxMsgSize <= 0 {
 		cfg.MaxMsgSize = -1
