@@ -279,9 +279,12 @@ backup was made, and goes on from the last point that both agree on.`,
 }
 
 // untilInterrupted returns a context that a signal to stop ends, so that a
-// command tidies up.
+// command tidies up. A large file may take it long to come to that: a second
+// signal ends the program as if there was no first, which harms no store.
 func untilInterrupted(cmd *cobra.Command) (context.Context, context.CancelFunc) {
-	return signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	return ctx, stop
 }
 
 // exactArgs wants n arguments, and says which.
