@@ -129,7 +129,7 @@ func (s *Stream) stage(id string, subj, header, data []byte) (*batchReq, []comma
 	}
 	if !eob {
 		b.msgs = append(b.msgs, command.Publish{
-			Time: now.UnixNano(), Subject: string(subj), Header: slices.Clone(header), Data: slices.Clone(data),
+			Time: now.UnixNano(), Steady: s.steady(now), Subject: string(subj), Header: slices.Clone(header), Data: slices.Clone(data),
 		})
 		b.octets += size
 		s.batched += size

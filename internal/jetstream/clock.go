@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"petiole/storage"
@@ -28,6 +29,11 @@ import (
 //     passed. If that was more than a day, by the newest message, it is taken for
 //     a leap, with which what was stored before goes on aging from there, for ten
 //     minutes at least: long enough for the clock to be set.
+//   - The window of message ids has a clock of its own, the steady one, which each
+//     publish carries into the log: it goes with the monotonic clock, so that no
+//     leap makes an id known for a shorter or longer time. A start has it go on
+//     from the latest time in the window: by what the wall clock says has passed
+//     since, less the leaps that are known, and by nothing if it was set back.
 const (
 	// leapMin is how far the wall clock has to get ahead of the monotonic one
 	// to have leapt rather than been slewed.
@@ -47,7 +53,7 @@ const (
 type ageClock struct {
 	mu    sync.Mutex
 	begun bool
-	skew  int64 // of the wall clock against the monotonic one
+	skew  atomic.Int64 // of the wall clock against the monotonic one; changed under mu
 	leaps []leap
 	fresh bool // some are not in the meta database
 }
@@ -76,7 +82,8 @@ const (
 func (c *ageClock) start(wall int64, mono time.Duration, newest int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.begun, c.skew = true, wall-int64(mono)
+	c.begun = true
+	c.skew.Store(wall - int64(mono))
 	if newest == 0 || wall-newest < int64(startAhead) {
 		return false
 	}
@@ -121,13 +128,13 @@ func (c *ageClock) now(wall int64, mono, maxAge time.Duration) (aged int64, leap
 		return wall, 0
 	}
 	skew := wall - int64(mono)
-	if by := skew - c.skew; by > int64(leapMin) || by < -int64(leapMin) {
+	if by := skew - c.skew.Load(); by > int64(leapMin) || by < -int64(leapMin) {
 		if by > 0 {
 			c.leaps = append(c.leaps, leap{at: mono, was: wall - by, wall: wall})
 			c.fresh = true
 			leapt = time.Duration(by)
 		}
-		c.skew = skew
+		c.skew.Store(skew)
 	}
 	aged = wall
 	for _, l := range c.leaps {
@@ -143,6 +150,26 @@ func (c *ageClock) now(wall int64, mono, maxAge time.Duration) (aged int64, leap
 		c.leaps = c.leaps[1:]
 	}
 	return aged, leapt
+}
+
+// since returns how much time has passed at least since the wall clock said then.
+// What leapt between is left out; where it went back it is nothing.
+func (c *ageClock) since(then, wall int64, mono time.Duration) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	passed := wall - then
+	for _, l := range c.leaps {
+		if l.wall == 0 || l.wall > then {
+			passed = min(passed, l.was+int64(mono-l.at)-then)
+		}
+	}
+	return time.Duration(max(passed, 0))
+}
+
+// leapt reports whether the wall clock has leapt since anything has asked.
+func (c *ageClock) leapt(wall int64, mono time.Duration) bool {
+	by := wall - int64(mono) - c.skew.Load()
+	return by > int64(leapMin) || by < -int64(leapMin)
 }
 
 // startClock begins to tell the age of messages, after recovery.
@@ -192,11 +219,36 @@ func (s *Stream) aged(now time.Time) int64 {
 	if s.e.begun.IsZero() {
 		return now.UnixNano()
 	}
-	longest := max(s.m.Config().MaxAge, s.m.LongestTTL())
-	aged, leapt := s.e.ages.now(now.UnixNano(), now.Sub(s.e.begun), longest)
+	return s.e.aged(now, max(s.m.Config().MaxAge, s.m.LongestTTL()))
+}
+
+// aged returns the time by which messages have aged that are kept for maxAge at
+// most.
+func (e *Engine) aged(now time.Time, maxAge time.Duration) int64 {
+	aged, leapt := e.ages.now(now.UnixNano(), now.Sub(e.begun), maxAge)
 	if leapt > 0 {
-		s.e.wakeKeeper() // to save it
-		s.e.log.Warn("the clock has leapt ahead: messages stored before do not expire by that", "by", leapt, "clock", now.UTC())
+		e.wakeKeeper() // to save it
+		e.log.Warn("the clock has leapt ahead: messages stored before do not expire by that", "by", leapt, "clock", now.UTC())
 	}
 	return aged
+}
+
+// startSteady begins the clock of the window of message ids, where that of the
+// machine's state has ended.
+func (s *Stream) startSteady(now time.Time) {
+	wall, mono := now.UnixNano(), now.Sub(s.e.begun)
+	at, then := s.m.Window()
+	if at == 0 {
+		at, then = wall, wall
+	}
+	s.steady0 = at + int64(s.e.ages.since(then, wall, mono)-mono)
+}
+
+// steady returns the time of the window of message ids.
+func (s *Stream) steady(now time.Time) int64 {
+	mono := now.Sub(s.e.begun)
+	if s.e.ages.leapt(now.UnixNano(), mono) {
+		s.e.aged(now, 0) // takes note of it, for the next start
+	}
+	return s.steady0 + int64(mono)
 }

@@ -6,6 +6,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/internal/jetstream/command"
 )
 
 // Age follows the wall clock, but not where it leaps.
@@ -66,7 +68,7 @@ func TestLeapAndTTL(t *testing.T) {
 	must(nc.RequestMsgWithContext(testContext(t), m))
 	// The clock was behind by 25 hours up to now.
 	n.e.ages.mu.Lock()
-	n.e.ages.skew -= int64(25 * time.Hour)
+	n.e.ages.skew.Add(-int64(25 * time.Hour))
 	n.e.ages.mu.Unlock()
 	behind := func(n *node) time.Duration {
 		s := must2(n.e.Stream("S"))
@@ -109,5 +111,59 @@ func TestManyLeaps(t *testing.T) {
 	}
 	if len(c.leaps) > maxLeaps {
 		t.Errorf("%d leaps are remembered", len(c.leaps))
+	}
+}
+
+// How much has passed since a time of the wall clock leaves out what it leapt.
+func TestSince(t *testing.T) {
+	const hour = int64(time.Hour)
+	start := func(wall, newest int64, saved ...savedLeap) *ageClock {
+		c := new(ageClock)
+		c.start(wall, 0, newest)
+		c.restore(saved, wall, 0)
+		return c
+	}
+	for _, tc := range []struct {
+		name string
+		c    *ageClock
+		then int64
+		wall int64 // a minute after the start, but for what it leaps
+		want time.Duration
+	}{
+		{"a restart", start(100*hour, 99*hour), 99 * hour, 100*hour + hour/60, time.Hour + time.Minute},
+		{"set back over the restart", start(100*hour, 200*hour), 200 * hour, 100*hour + hour/60, 0},
+		{"a start far ahead of what is stored", start(100*hour, hour), hour / 2, 100*hour + hour/60, 30*time.Minute + time.Minute},
+		{"leapt before the restart", start(100*hour, 99*hour, savedLeap{Was: 9 * hour, Wall: 99 * hour}), 8 * hour, 100*hour + hour/60, 2*time.Hour + time.Minute},
+		{"stored since that leap", start(100*hour, 99*hour, savedLeap{Was: 9 * hour, Wall: 98 * hour}), 99 * hour, 100*hour + hour/60, time.Hour + time.Minute},
+		{"leaps now", start(100*hour, 100*hour), 100 * hour, 120*hour + hour/60, time.Minute},
+		{"is set back now", start(100*hour, 100*hour), 100 * hour, 90*hour + hour/60, 0},
+	} {
+		tc.c.now(tc.wall, time.Minute, 0)
+		if got := tc.c.since(tc.then, tc.wall, time.Minute); got != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}
+
+// The window of message ids lasts over a restart, also if the clock was wrong
+// before.
+func TestWindowAfterRestart(t *testing.T) {
+	now := time.Now()
+	for _, was := range []time.Time{now.Add(-time.Minute), time.Unix(60, 0), now.Add(30 * 365 * 24 * time.Hour)} {
+		dir := t.TempDir()
+		n := startNode(t, dir)
+		_, js := n.connect()
+		createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+		must(must2(n.e.Stream("S")).propose((&command.Publish{
+			Time: was.UnixNano(), Steady: was.UnixNano(), Subject: "s", Header: []byte("NATS/1.0\r\nNats-Msg-Id: i\r\n\r\n"),
+		}).AppendTo(nil)))
+		n.crash()
+		n = startNode(t, dir)
+		_, js = n.connect()
+		m := &nats.Msg{Subject: "s", Header: nats.Header{"Nats-Msg-Id": {"i"}}}
+		if ack, err := js.PublishMsg(testContext(t), m); err != nil || !ack.Duplicate {
+			t.Errorf("stored at %v: %+v, %v", was.UTC(), ack, err)
+		}
+		n.stop()
 	}
 }

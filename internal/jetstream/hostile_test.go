@@ -179,7 +179,7 @@ func TestInterestOfMemoryConsumers(t *testing.T) {
 // A batch that a client does not end does not stay in memory.
 func TestBatchesGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Stream{batches: map[string]*stagedBatch{}}
+		s := &Stream{e: new(Engine), batches: map[string]*stagedBatch{}}
 		add := func(id, seq string) {
 			t.Helper()
 			h := []byte("NATS/1.0\r\nNats-Batch-Sequence: " + seq + "\r\n\r\n")

@@ -42,6 +42,7 @@ type Stream struct {
 	durable atomic.Pointer[storage.State]
 	// unsettled: records of the log are lost, and what follows is not in the log yet.
 	unsettled atomic.Bool
+	steady0   int64                  // what the steady clock said when the engine began
 	postponed atomic.Pointer[string] // why the file is not compacted, which is worth it
 
 	// mending: its file is being repaired while it serves, and the log has to keep
@@ -326,6 +327,7 @@ func (s *Stream) start() error {
 	s.account(st.Bytes)
 	s.e.wal.SetLast(s.group, st.Last) // no record is under way
 	now := time.Now()
+	s.startSteady(now)
 	for _, c := range s.consumers {
 		s.startConsumer(c, now)
 	}
@@ -498,7 +500,8 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 	}
 	p := pubPool.Get().(*pubReq)
 	p.reply = append(p.reply[:0], reply...)
-	p.head = command.AppendPublishHead(p.head[:0], time.Now().UnixNano(), subj, len(header))
+	now := time.Now()
+	p.head = command.AppendPublishHead(p.head[:0], now.UnixNano(), s.steady(now), subj, len(header))
 	p.parts = [3][]byte{p.head, header, data}
 	if err := e.prop.Propose(s.group, p, p.parts[:]...); err != nil {
 		p.release()
@@ -542,7 +545,8 @@ func (s *Stream) answer(reply []byte, refused *api.Error) {
 }
 
 func (s *Stream) publishMemory(subject, reply, header, data []byte) {
-	rec := command.AppendPublishHead(make([]byte, 0, len(subject)+len(header)+len(data)+24), time.Now().UnixNano(), subject, len(header))
+	now := time.Now()
+	rec := command.AppendPublishHead(make([]byte, 0, len(subject)+len(header)+len(data)+32), now.UnixNano(), s.steady(now), subject, len(header))
 	rec = append(append(rec, header...), data...)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"petiole/internal/jetstream/api"
 	"petiole/internal/jetstream/command"
@@ -26,13 +27,41 @@ type mstream struct {
 	last      uint64
 	lastTime  int64
 	ids       map[string]idEntry
+	window    clocks                      // when ids were looked at last
+	began     clocks                      // of this life of the node
 	positions map[string]command.Position // by edge
 	consumers map[string]map[uint64]bool  // by name; what was acknowledged
 }
 
 type idEntry struct {
 	seq  uint64
-	time int64
+	time int64 // by the steady clock
+}
+
+// clocks is a moment: what the clock that ids age by says, and what the wall
+// clock does.
+type clocks struct{ steady, wall int64 }
+
+// begin sets the clocks that ids age by at a start of the node: they go on from
+// where they were, by what has passed since by the wall clock. If that was set
+// back nothing has, and if it is a day ahead of what is stored anywhere no more
+// than up to that.
+func (w *world) begin(wall int64) {
+	newest := int64(0)
+	for _, s := range w.streams {
+		newest = max(newest, s.lastTime)
+	}
+	for _, s := range w.streams {
+		if s.window.steady == 0 {
+			s.began = clocks{wall, wall}
+			continue
+		}
+		passed := wall - s.window.wall
+		if newest != 0 && wall-newest >= int64(24*time.Hour) {
+			passed = min(passed, newest-s.window.wall)
+		}
+		s.began = clocks{s.window.steady + max(passed, 0), wall}
+	}
 }
 
 // result is what an operation answers.
@@ -123,7 +152,10 @@ func (w *world) publish(p *pub) result {
 		return result{code: api.ErrStreamWrongLastSequence.ErrCode}
 	}
 	if p.id != "" {
-		maps.DeleteFunc(s.ids, func(_ string, e idEntry) bool { return e.time <= m.Time-int64(s.cfg.Duplicates) })
+		if now := s.began.steady + p.time - s.began.wall; now > s.window.steady {
+			s.window = clocks{now, p.time}
+		}
+		maps.DeleteFunc(s.ids, func(_ string, e idEntry) bool { return e.time <= s.window.steady-int64(s.cfg.Duplicates) })
 		if e, ok := s.ids[p.id]; ok {
 			return result{seq: e.seq, dup: true}
 		}
@@ -133,7 +165,7 @@ func (w *world) publish(p *pub) result {
 	}
 	s.append(m)
 	if p.id != "" {
-		s.ids[p.id] = idEntry{s.last, m.Time}
+		s.ids[p.id] = idEntry{s.last, s.window.steady}
 	}
 	if p.rollup {
 		seq := s.last

@@ -128,6 +128,7 @@ type sim struct {
 	count   int // for what has to be unique
 	life    int // of streams
 	now     int64
+	started int64           // when the node was, of this life, Unix ns
 	sent    map[string]bool // acknowledgements sent, by stream, life, consumer, sequence
 	durable map[string]durable
 	edges   map[string]*edge
@@ -365,6 +366,7 @@ func (s *sim) open() bool {
 		s.counts.Errors++
 		return false
 	}
+	s.started = time.Now().UnixNano()
 	s.srv, s.pub = srv, srv.Account().NewPublisher()
 	s.replies, s.arrived, s.deliver, s.waiting = nil, nil, nil, map[int]*op{}
 	s.inboxes = map[string]*broker.Subscription{}
@@ -460,6 +462,7 @@ func (s *sim) match(o *observed) bool {
 			s.logf("recovered: %d of %d operations that were not sure to be there", i, len(s.ops))
 			s.counts.Lost += len(s.ops) - i
 			s.base, s.tail, s.ops, s.done, s.sure = at, at, nil, 0, 0
+			at.begin(s.started)
 			if s.relaxed > 0 {
 				s.tail = at.clone()
 			}

@@ -82,7 +82,11 @@ func describe(b []byte) (kind, fields string) {
 func stamp(ns int64) string { return time.Unix(0, ns).UTC().Format("2006-01-02T15:04:05.000000000Z") }
 
 func publish(c *command.Publish) string {
-	return fmt.Sprintf("subject %q header %d data %d time %s", c.Subject, len(c.Header), len(c.Data), stamp(c.Time))
+	s := fmt.Sprintf("subject %q header %d data %d time %s", c.Subject, len(c.Header), len(c.Data), stamp(c.Time))
+	if len(c.Header) > 0 && time.Duration(c.Steady-c.Time).Abs() > time.Second { // the clock has leapt
+		s += " steady " + stamp(c.Steady)
+	}
+	return s
 }
 
 func fieldsOf(b []byte) (kind, fields string, err error) {

@@ -349,6 +349,10 @@ func TestDescribe(t *testing.T) {
 		kind, fields string
 	}{
 		{pub.AppendTo(nil), "publish", `subject "a" header 2 data 3 time 1970-01-01T00:00:00.000000000Z`},
+		{
+			(&command.Publish{Subject: "a", Header: []byte("h"), Steady: 3e9}).AppendTo(nil), "publish",
+			`subject "a" header 1 data 0 time 1970-01-01T00:00:00.000000000Z steady 1970-01-01T00:00:03.000000000Z`,
+		},
 		{(&command.Batch{Msgs: []command.Publish{pub}}).AppendTo(nil), "batch", `messages 1; subject "a" header 2 data 3 time 1970-01-01T00:00:00.000000000Z`},
 		{(&command.Purge{Subject: "a.>", Seq: 9, Keep: 1}).AppendTo(nil), "purge", `subject "a.>" below 9 keep 1`},
 		{(&command.DeleteMsg{Seq: 4}).AppendTo(nil), "delete-msg", "seq 4"},

@@ -101,8 +101,10 @@ func (r *reader) int() int64 {
 	return v
 }
 
-func (r *reader) bytes() []byte {
-	n := r.uint()
+func (r *reader) bytes() []byte { return r.take(r.uint()) }
+
+// take reads n octets.
+func (r *reader) take(n uint64) []byte {
 	if !r.ok || n > uint64(len(r.b)) {
 		r.fail()
 		return nil
@@ -134,22 +136,29 @@ func appendBytes[T string | []byte](dst []byte, v T) []byte {
 type Publish struct {
 	Time    int64  // when the server received it, Unix nanoseconds
 	Subject string // a copy
-	Header  []byte // raw header block; nil if none; aliases the record
-	Data    []byte // aliases the record
+	// Steady is the same by a clock of the stream's that does not leap, which
+	// tells how long a message id has been known. It is kept with a header only.
+	Steady int64
+	Header []byte // raw header block; nil if none; aliases the record
+	Data   []byte // aliases the record
 }
 
 // AppendPublishHead appends everything of a Publish record but the header
 // block and the data, which follow it as they are.
-func AppendPublishHead[S string | []byte](dst []byte, time int64, subject S, headerLen int) []byte {
+func AppendPublishHead[S string | []byte](dst []byte, time, steady int64, subject S, headerLen int) []byte {
 	dst = append(dst, byte(KindPublish))
 	dst = binary.AppendVarint(dst, time)
 	dst = appendBytes(dst, subject)
-	return binary.AppendUvarint(dst, uint64(headerLen))
+	dst = binary.AppendUvarint(dst, uint64(headerLen))
+	if headerLen > 0 {
+		dst = binary.AppendVarint(dst, steady-time)
+	}
+	return dst
 }
 
 // AppendTo appends the whole record to dst.
 func (c *Publish) AppendTo(dst []byte) []byte {
-	dst = AppendPublishHead(dst, c.Time, c.Subject, len(c.Header))
+	dst = AppendPublishHead(dst, c.Time, c.Steady, c.Subject, len(c.Header))
 	dst = append(dst, c.Header...)
 	return append(dst, c.Data...)
 }
@@ -159,11 +168,12 @@ func (c *Publish) Decode(b []byte) error {
 	r := newReader(b, KindPublish)
 	c.Time = r.int()
 	c.Subject = r.string()
-	c.Header = r.bytes()
-	c.Data = r.b
-	if len(c.Header) == 0 {
-		c.Header = nil
+	c.Steady, c.Header = 0, nil
+	if n := r.uint(); n > 0 {
+		c.Steady = c.Time + r.int()
+		c.Header = r.take(n)
 	}
+	c.Data = r.b
 	if !r.ok {
 		return malformed(KindPublish)
 	}

@@ -13,7 +13,7 @@ type decoder interface {
 }
 
 var samples = []decoder{
-	&Publish{Time: 1700000000000000000, Subject: "orders.new", Header: []byte("NATS/1.0\r\nA: b\r\n\r\n"), Data: []byte("x")},
+	&Publish{Time: 1700000000000000000, Steady: 1700000000000000042, Subject: "orders.new", Header: []byte("NATS/1.0\r\nA: b\r\n\r\n"), Data: []byte("x")},
 	&Publish{Time: -1, Subject: "a", Data: []byte{}},
 	&Batch{Msgs: []Publish{{Time: 1, Subject: "a", Data: []byte("x")}, {Time: 2, Subject: "b", Header: []byte("h"), Data: []byte{}}}},
 	&DeleteMsg{Seq: 1 << 40},
@@ -71,7 +71,7 @@ func TestTruncated(t *testing.T) {
 
 func TestPublishHead(t *testing.T) {
 	p := samples[0].(*Publish)
-	b := AppendPublishHead(nil, p.Time, []byte(p.Subject), len(p.Header))
+	b := AppendPublishHead(nil, p.Time, p.Steady, []byte(p.Subject), len(p.Header))
 	b = append(append(b, p.Header...), p.Data...)
 	if !bytes.Equal(b, p.AppendTo(nil)) {
 		t.Error("head, header and data are not the record")
@@ -85,7 +85,7 @@ func TestMessages(t *testing.T) {
 		switch c := s.(type) {
 		case *Publish:
 			want = 1
-			if got := Messages(AppendPublishHead(nil, c.Time, c.Subject, len(c.Header))); got != 1 {
+			if got := Messages(AppendPublishHead(nil, c.Time, c.Steady, c.Subject, len(c.Header))); got != 1 {
 				t.Errorf("head of a message: %d", got)
 			}
 		case *Batch:

@@ -26,12 +26,18 @@ func dedupID(id string) string {
 type ddEntry struct {
 	id   string
 	seq  uint64
-	time int64
+	time int64 // by the steady clock
 }
 
 // dedup is the window of message ids: a map to find them, a queue by time to
-// forget them, and what the next checkpoint has to write.
+// forget them, and what the next checkpoint has to write. Its time is that of the
+// steady clock, see [command.Publish].
 type dedup struct {
+	// at is the latest time that there has been, wall what the wall clock said
+	// then: from them the steady clock goes on after a restart.
+	at, wall int64
+	ticked   bool // no checkpoint has them
+
 	byID  map[string]uint64 // id → sequence
 	queue []ddEntry         // by time, from head
 	head  int
@@ -50,6 +56,17 @@ func (d *dedup) load(saved []ddEntry) {
 	d.queue, d.fresh = saved, len(saved)
 	for _, e := range saved {
 		d.byID[e.id] = e.seq
+	}
+	if n := len(saved); n > 0 && saved[n-1].time > d.at { // what was kept beside them is lost
+		d.at, d.wall = saved[n-1].time, saved[n-1].time
+	}
+}
+
+// tick says what time it is by both clocks. Messages may come in another order
+// than their times.
+func (d *dedup) tick(steady, wall int64) {
+	if steady > d.at {
+		d.at, d.wall, d.ticked = steady, wall, true
 	}
 }
 
@@ -88,6 +105,10 @@ func (d *dedup) prune(t int64) {
 }
 
 func (d *dedup) changes(kvs []storage.KV) []storage.KV {
+	if d.ticked {
+		v := binary.AppendVarint(nil, d.at)
+		kvs = append(kvs, storage.KV{Key: KeyWindow, Value: binary.AppendVarint(v, d.wall)})
+	}
 	for _, id := range d.deleted {
 		if _, again := d.byID[id]; !again {
 			kvs = append(kvs, storage.KV{Key: PrefixDedup + id})
@@ -103,4 +124,5 @@ func (d *dedup) changes(kvs []storage.KV) []storage.KV {
 func (d *dedup) saved() {
 	d.fresh = len(d.queue)
 	d.deleted = nil
+	d.ticked = false
 }

@@ -26,7 +26,8 @@ const (
 	KeyConfig   = "config"    // JSON of api.StreamConfig
 	KeyUID      = "uid"       // 16 octets
 	KeyLastID   = "lastid"    // message id of the last message
-	PrefixDedup = "d/"        // + message id: uvarint sequence, varint time
+	KeyWindow   = "window"    // latest time in the window of message ids: varint by the steady clock, varint by the wall clock
+	PrefixDedup = "d/"        // + message id: uvarint sequence, varint time by the steady clock
 	PrefixPos   = "i/"        // + edge "/" uid in hex: command.Position
 	maxHeader   = 64*1024 - 1 // octets of a header block
 )
@@ -117,6 +118,14 @@ func New(cfg api.StreamConfig, uid [16]byte, store storage.Store) (*Machine, err
 			m.uid = [16]byte(value)
 		case key == KeyLastID:
 			m.lastID = string(value)
+		case key == KeyWindow:
+			at, n := binary.Varint(value)
+			wall, k := binary.Varint(value[max(n, 0):])
+			if n <= 0 || k <= 0 {
+				m.unreadable = append(m.unreadable, key)
+				break
+			}
+			m.ids.at, m.ids.wall = at, wall
 		case strings.HasPrefix(key, PrefixDedup):
 			seq, n := binary.Uvarint(value)
 			t, k := binary.Varint(value[max(n, 0):])
@@ -242,6 +251,7 @@ type prepared struct {
 	msg storage.Message
 	h   headers
 	ttl time.Duration
+	cmd *command.Publish
 }
 
 // staged is what the messages of a batch before the one at hand would change.
@@ -310,6 +320,7 @@ func (m *Machine) prepare(p *prepared, c *command.Publish, b *staged, r *Result)
 		r.Refused = api.ErrBadRequest
 		return nil
 	}
+	p.cmd = c
 	p.msg = storage.Message{Time: max(c.Time, m.lastTime), Subject: c.Subject, Header: c.Header, Data: c.Data}
 	if len(c.Header) > 0 {
 		if len(c.Header) > maxHeader {
@@ -339,7 +350,7 @@ func (m *Machine) put(p *prepared, r *Result) error {
 	}
 	r.Seq = p.msg.Seq
 	if p.h.msgID != "" {
-		m.ids.add(dedupID(p.h.msgID), p.msg.Seq, p.msg.Time)
+		m.ids.add(dedupID(p.h.msgID), p.msg.Seq, m.ids.at)
 	}
 	if m.lastID != p.h.msgID {
 		m.lastID, m.dirtyLastID = p.h.msgID, true
@@ -414,7 +425,8 @@ func (m *Machine) checkHeaders(p *prepared, b *staged, r *Result) error {
 		}
 	}
 	if h.msgID != "" && m.cfg.Duplicates > 0 {
-		m.ids.prune(p.msg.Time - int64(m.cfg.Duplicates))
+		m.ids.tick(p.cmd.Steady, p.cmd.Time)
+		m.ids.prune(m.ids.at - int64(m.cfg.Duplicates))
 		seq, known := m.ids.lookup(dedupID(h.msgID))
 		switch {
 		case b == nil && known:
@@ -695,6 +707,10 @@ func (m *Machine) setTransform() (err error) {
 // posKey is the key of an edge's stream, without PrefixPos.
 func posKey(edge string, uid [16]byte) string { return edge + "/" + hex.EncodeToString(uid[:]) }
 
+// Window returns the latest time in the window of message ids, by the steady
+// clock and by the wall clock; zeros if there has been none.
+func (m *Machine) Window() (steady, wall int64) { return m.ids.at, m.ids.wall }
+
 // Position returns how far the stream has what an edge's stream holds. The
 // position is immutable.
 func (m *Machine) Position(edge string, uid [16]byte) (*command.Position, bool) {
@@ -890,6 +906,7 @@ func (m *Machine) Touch() {
 		m.dirtyPos[key] = struct{}{}
 	}
 	m.ids.fresh = m.ids.head
+	m.ids.ticked = m.ids.at != 0
 }
 
 // Unreadable returns the keys of the keyed state that made no sense and were

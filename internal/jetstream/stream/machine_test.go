@@ -54,7 +54,7 @@ func header(kv ...string) []byte {
 }
 
 func pub(at int64, subject, data string, hdr ...string) []byte {
-	return (&command.Publish{Time: at, Subject: subject, Header: header(hdr...), Data: []byte(data)}).AppendTo(nil)
+	return (&command.Publish{Time: at, Steady: at, Subject: subject, Header: header(hdr...), Data: []byte(data)}).AppendTo(nil)
 }
 
 func apply(t testing.TB, m *Machine, rec []byte) Result {
@@ -80,6 +80,55 @@ func seqs(t testing.TB, m *Machine) []uint64 {
 }
 
 const sec = int64(time.Second)
+
+// Where the wall clock leaps, message ids are known for as long as they would be
+// without, and a restart keeps that.
+func TestWindowAndLeaps(t *testing.T) {
+	const year = 365 * 24 * 3600 * sec
+	publish := func(wall, steady int64, id string) []byte {
+		return (&command.Publish{Time: wall, Steady: steady, Subject: "a", Header: header("Nats-Msg-Id", id)}).AppendTo(nil)
+	}
+	for name, leap := range map[string]int64{"ahead": 50 * year, "back": -30 * year} {
+		t.Run(name, func(t *testing.T) {
+			store := memstore.New()
+			open := func() *Machine {
+				m, err := New(unlimited(), [16]byte{1}, store)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return m
+			}
+			m := open()
+			from := 40 * year
+			apply(t, m, publish(from, from, "i"))
+			for i, s := range []struct {
+				after int64
+				dup   bool
+			}{{60 * sec, true}, {119 * sec, true}, {121 * sec, false}, {240 * sec, true}, {242 * sec, false}} {
+				if r := apply(t, m, publish(from+leap+s.after, from+s.after, "i")); r.Duplicate != s.dup {
+					t.Errorf("after %ds: duplicate %v", s.after/sec, r.Duplicate)
+				}
+				if !store.Freeze(storage.LSN(i+1), m.Changes()) {
+					t.Fatal("not frozen")
+				}
+				m.Saved()
+				if err := store.Checkpoint(); err != nil {
+					t.Fatal(err)
+				}
+				m = open()
+				if steady, wall := m.Window(); steady != from+s.after || wall != from+leap+s.after {
+					t.Errorf("after %ds and a restart: %d, %d", s.after/sec, steady, wall)
+				}
+			}
+			for i := range int64(1000) {
+				apply(t, m, publish(from+leap+i*sec, from+i*sec, fmt.Sprint(i)))
+			}
+			if n := len(m.ids.byID); n > 122 {
+				t.Errorf("%d ids are kept", n)
+			}
+		})
+	}
+}
 
 func TestPublish(t *testing.T) {
 	type step struct {
