@@ -6,7 +6,6 @@ tool github.com/nats-io/nats-server/v2
 
 require (
 	github.com/nats-io/nats.go v1.55.0
-	github.com/nats-io/nuid v1.0.1
 	github.com/synadia-io/orbit.go/ntf-client v0.0.3
 	golang.org/x/sys v0.50.0
 )
@@ -19,6 +18,7 @@ require (
 	github.com/nats-io/jwt/v2 v2.8.2 // indirect
 	github.com/nats-io/nats-server/v2 v2.15.2 // indirect
 	github.com/nats-io/nkeys v0.4.16 // indirect
+	github.com/nats-io/nuid v1.0.1 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
 	golang.org/x/time v0.16.0 // indirect
 )

@@ -109,7 +109,7 @@ func Run(ctx context.Context, o Options) (_ Results, err error) {
 		for _, p := range suites[name] {
 			binary := filepath.Join(bin, strings.ReplaceAll(p.dir, "/", "-"))
 			if !built[binary] && !there(o.Bin, binary) {
-				if err := command(ctx, src, "go", "test", "-c", "-modfile=go_test.mod", "-tags=internal_testing", "-vet=off", "-o", binary, "./"+p.dir); err != nil {
+				if err := command(ctx, src, "go", "test", "-c", "-modfile="+standalone+".mod", "-tags=internal_testing", "-vet=off", "-trimpath", "-o", binary, "./"+p.dir); err != nil {
 					return nil, err
 				}
 			}
@@ -229,7 +229,59 @@ func fetch(ctx context.Context, to string) error {
 	if err := json.Unmarshal(out, &m); err != nil {
 		return fmt.Errorf("go mod download %s: %w", Module, err)
 	}
-	return copyTree(m.Dir, to)
+	if err := copyTree(m.Dir, to); err != nil {
+		return err
+	}
+	return standAlone(to)
+}
+
+// standalone names the module file that the suites are built with.
+const standalone = "go_standalone"
+
+// fallback stands for the module that the suites' TestMain would start a tester
+// of its own from if it were told of none. That has all of nats-server in it,
+// which takes longest to build, and starts with every test.
+const fallback = `package ntf
+
+import (
+	"context"
+	"errors"
+)
+
+type Options struct{ AdvertiseHost string }
+
+type Service struct{}
+
+func New(context.Context, Options) (*Service, error) { return nil, errors.New("there is no tester") }
+func (*Service) Port() int                           { return 0 }
+func (*Service) Close() error                        { return nil }
+`
+
+// standAlone makes the module file: that of the tests, with fallback.
+func standAlone(src string) error {
+	const module = "github.com/synadia-io/orbit.go/ntf"
+	mod, err := os.ReadFile(filepath.Join(src, "go_test.mod"))
+	if err != nil {
+		return err
+	}
+	sum, err := os.ReadFile(filepath.Join(src, "go_test.sum"))
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(filepath.Join(src, "ntf"), 0o755); err != nil {
+		return err
+	}
+	for name, text := range map[string][]byte{
+		standalone + ".mod": append(mod, "\nreplace "+module+" => ./ntf\n"...),
+		standalone + ".sum": sum,
+		"ntf/go.mod":        []byte("module " + module + "\n"),
+		"ntf/ntf.go":        []byte(fallback),
+	} {
+		if err := os.WriteFile(filepath.Join(src, filepath.FromSlash(name)), text, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // copyTree copies a directory; everybody may read the copy, and the owner write.

@@ -10,6 +10,7 @@ package tester
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,7 +26,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
-	"github.com/nats-io/nuid"
 	"github.com/synadia-io/orbit.go/ntf-client/api"
 )
 
@@ -229,7 +229,8 @@ func (t *Tester) create(kind string, req api.CreateServerRequest, size int) (*ap
 	if req.TLS != nil && req.Snippets["tls"] != "" {
 		return nil, failed("007", "generated TLS and a tls snippet exclude each other")
 	}
-	id := strings.ToLower(nuid.Next())
+	// One case, for ids and their ends become names of servers and directories.
+	id := strings.ToLower(rand.Text())
 	inst := &instance{
 		id: id, kind: kind, description: req.Description, created: time.Now(),
 		dir: filepath.Join(t.o.Dir, id),
