@@ -288,11 +288,16 @@ func (t *Table) remove(seq uint64) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("remove message %d: %w", seq, err)
 	}
-	// A damaged message's size is a guess, and it may be nobody's.
+	// A damaged message's size is a guess, and it may be nobody's. By what guesses
+	// were wrong goes with the last message of the subject, so that the sums of
+	// subjects and of all stay the same.
 	if s != nil {
 		t.touch(s)
+		if size = min(size, s.bytes); s.msgs == 1 {
+			size = s.bytes
+		}
 		s.msgs--
-		s.bytes -= min(size, s.bytes)
+		s.bytes -= size
 	}
 	t.msgs--
 	t.bytes -= min(size, t.bytes)
@@ -314,7 +319,7 @@ func (t *Table) unlink(seq uint64) {
 	}
 	switch {
 	case t.msgs == 0:
-		t.first, t.firstTime = t.last+1, 0
+		t.first, t.firstTime, t.bytes = t.last+1, 0, 0
 		t.gone.forget(t.first, t.active.pages)
 	case seq == t.first:
 		t.first, _ = t.gone.next(seq+1, t.last)
@@ -704,7 +709,7 @@ func (t *Table) purgeSubject(s *subj) (uint64, error) {
 		return 0, err
 	}
 	t.touch(s)
-	t.bytes -= s.bytes
+	t.bytes -= min(s.bytes, t.bytes)
 	for _, q := range seqs {
 		t.msgs--
 		t.unlink(q)
