@@ -100,6 +100,10 @@ func TestBrokerOptions(t *testing.T) {
 	if _, err := broker.New(got); err == nil {
 		t.Error("an nkey that is none was accepted")
 	}
+	c.Auth = config.Authorization{User: "u", Password: "x"}
+	if brokerOptions(c).TLSOptions.MapUsers {
+		t.Error("certificates name users where there is but one login")
+	}
 }
 
 func TestLogger(t *testing.T) {

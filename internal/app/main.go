@@ -363,10 +363,9 @@ func serve(cmd *cobra.Command, f *Flags) error {
 	for _, w := range cfg.Warnings {
 		log.Warn("setting without effect", "at", w.String())
 	}
-	signals := make(chan os.Signal, 4)
-	signal.Notify(signals, slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals, lameDuckSignals)...)
 	// For good: a signal that comes while the program ends, for a reason of its
 	// own, must not take the place of the exit code.
+	signals := incoming(slices.Concat([]os.Signal{os.Interrupt, syscall.SIGTERM}, reopenSignals, reloadSignals, lameDuckSignals)...)
 	// A write that a limit on file sizes refuses is a write that failed, to be
 	// reported as such.
 	if len(ignoredSignals) > 0 { // without any, Ignore ignores all
@@ -388,6 +387,24 @@ func serve(cmd *cobra.Command, f *Flags) error {
 		}
 		return f.Load(cmd)
 	})
+}
+
+// incoming delivers the signals of these kinds from now on. Each kind waits in a
+// place of its own, so that many of one kind, such as reloads while one is under
+// way, cannot take the place of another, such as the stop behind them. One that
+// comes while another of its kind waits is the same request.
+func incoming(kinds ...os.Signal) <-chan os.Signal {
+	all := make(chan os.Signal)
+	for _, kind := range kinds {
+		one := make(chan os.Signal, 1)
+		signal.Notify(one, kind)
+		go func() {
+			for sig := range one {
+				all <- sig
+			}
+		}()
+	}
+	return all
 }
 
 // run waits for what ends the program, and returns why, with an exit code. load

@@ -349,7 +349,9 @@ func brokerOptions(c *config.Config) broker.Options {
 		o.TLS = c.TLS.Config
 		o.TLSOptions = broker.TLSOptions{
 			Timeout: c.TLS.Timeout, Optional: c.AllowNonTLS, First: c.TLS.First, Fallback: c.TLS.Fallback,
-			MapUsers: c.TLS.Map, Pinned: c.TLS.Pinned, RateLimit: c.TLS.RateLimit,
+			// Of a single login there is nothing for a certificate to name: its
+			// password decides, as with nats-server.
+			MapUsers: c.TLS.Map && c.Auth.User == "", Pinned: c.TLS.Pinned, RateLimit: c.TLS.RateLimit,
 		}
 	}
 	return o

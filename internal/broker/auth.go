@@ -96,14 +96,34 @@ func (a *auth) on() bool { return a.token != "" || len(a.users)+len(a.nkeys) > 0
 
 // identity is what a client is known by.
 type identity struct {
-	arg   *connectArg // of CONNECT
-	nonce string      // of INFO
-	cert  *x509.Certificate
-	kind  string // ConnStandard or ConnInProcess
+	arg    *connectArg // of CONNECT
+	nonce  string      // of INFO
+	cert   *x509.Certificate
+	kind   string // ConnStandard or ConnInProcess
+	proved proof
+}
+
+// proof is a configured secret and what a client had that was found to be the
+// same.
+type proof struct{ secret, got string }
+
+// knows reports whether got is the configured secret. What has been found out
+// is not found out again: hashes are made to cost time, and a reload asks for
+// all clients.
+func (id *identity) knows(secret, got string) bool {
+	now := proof{secret, got}
+	if secret != "" && id.proved == now {
+		return true
+	}
+	if !secretIs(secret, got) {
+		return false
+	}
+	id.proved = now
+	return true
 }
 
 // has reports whether the client's user is still there.
-func (a *auth) has(id identity) bool {
+func (a *auth) has(id *identity) bool {
 	switch {
 	case id.arg.NKey != "":
 		return a.nkeys[id.arg.NKey] != nil
@@ -115,7 +135,7 @@ func (a *auth) has(id identity) bool {
 
 // check returns the user that the credentials are valid for; nil if anyone is
 // permitted or the token was right.
-func (a *auth) check(id identity) (*User, bool) {
+func (a *auth) check(id *identity) (*User, bool) {
 	arg := id.arg
 	var u *User
 	bare := arg.User == "" && arg.Pass == "" && arg.Token == "" && arg.NKey == ""
@@ -129,7 +149,7 @@ func (a *auth) check(id identity) (*User, bool) {
 		return a.noAuth, a.noAuth.permits(id.kind)
 	case a.mapUsers && len(a.users) > 0:
 		u = a.byCert(id)
-		return u, u != nil && (u.Password == "" && arg.Pass == "" || secretIs(u.Password, arg.Pass))
+		return u, u != nil && (u.Password == "" && arg.Pass == "" || id.knows(u.Password, arg.Pass))
 	case bare && a.noAuth != nil:
 		return a.noAuth, a.noAuth.permits(id.kind)
 	case arg.User != "":
@@ -137,9 +157,9 @@ func (a *auth) check(id identity) (*User, bool) {
 		if u == nil || !u.permits(id.kind) || u.Password == "" && u != a.noAuth {
 			return u, false
 		}
-		return u, secretIs(u.Password, arg.Pass)
+		return u, id.knows(u.Password, arg.Pass)
 	case a.token != "":
-		return nil, secretIs(a.token, arg.Token)
+		return nil, id.knows(a.token, arg.Token)
 	}
 	return nil, false
 }
@@ -164,7 +184,7 @@ func signed(arg *connectArg, nonce string) bool {
 
 // byCert finds the user that the client's certificate names: by e-mail
 // addresses, DNS names, URIs and the subject, in this order, as nats-server.
-func (a *auth) byCert(id identity) *User {
+func (a *auth) byCert(id *identity) *User {
 	if id.cert == nil {
 		return nil
 	}
@@ -195,10 +215,13 @@ func (a *auth) byCert(id identity) *User {
 	return named(id.cert.Subject.ToRDNSequence().String())
 }
 
+// compareHash is [bcrypt.CompareHashAndPassword], but for a test that counts.
+var compareHash = bcrypt.CompareHashAndPassword
+
 // secretIs compares got with a configured secret, plain or bcrypt.
 func secretIs(want, got string) bool {
 	if len(want) == 60 && strings.HasPrefix(want, "$2") {
-		return bcrypt.CompareHashAndPassword([]byte(want), []byte(got)) == nil
+		return compareHash([]byte(want), []byte(got)) == nil
 	}
 	return subtle.ConstantTimeCompare([]byte(want), []byte(got)) == 1
 }

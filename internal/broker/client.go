@@ -81,6 +81,7 @@ type client struct {
 	seen      uint64                     // changed, when the publisher's cache was last emptied
 
 	authMu  sync.Mutex // held while it is decided which user the client is, and what that permits
+	proved  proof      // what was found out about cred; guarded by authMu
 	mu      sync.Mutex // guards subs and pings
 	subs    map[string]*subscription
 	pings   int       // unanswered
@@ -505,7 +506,8 @@ func (c *client) authenticate(arg *connectArg) bool {
 	defer c.srv.reload.RUnlock()
 	c.authMu.Lock()
 	defer c.authMu.Unlock()
-	user, ok := c.srv.set.Load().auth.check(c.identity(arg))
+	id := c.identity(arg)
+	user, ok := c.srv.set.Load().auth.check(id)
 	if !ok {
 		c.srv.authErrors.Add(1)
 		c.log.Warn("client failed to authenticate", "user", arg.User, "nkey", arg.NKey, "addr", c.addr())
@@ -535,12 +537,13 @@ func (c *client) authenticate(arg *connectArg) bool {
 	c.info.Store(&info)
 	c.connected = true
 	c.cred.Store(arg)
+	c.proved = id.proved
 	c.awaiting.Store(false)
 	return true
 }
 
-func (c *client) identity(arg *connectArg) identity {
-	return identity{arg: arg, nonce: c.nonce, cert: c.cert.Load(), kind: c.kind}
+func (c *client) identity(arg *connectArg) *identity {
+	return &identity{arg: arg, nonce: c.nonce, cert: c.cert.Load(), kind: c.kind}
 }
 
 func (c *client) onPub(ev *wire.Event) {

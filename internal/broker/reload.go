@@ -90,16 +90,19 @@ func (c *client) reauthenticate(set *settings) {
 	case arg == nil:
 		arg = &connectArg{} // it never said CONNECT, which it did not have to
 	}
-	if set.auth.on() && !set.auth.has(c.identity(arg)) {
+	id := c.identity(arg)
+	if set.auth.on() && !set.auth.has(id) {
 		c.finish(errUserGone, "")
 		return
 	}
-	user, ok := set.auth.check(c.identity(arg))
+	id.proved = c.proved
+	user, ok := set.auth.check(id)
 	if !ok {
 		c.srv.authErrors.Add(1)
 		c.expel(wire.ErrAuthorization)
 		return
 	}
+	c.proved = id.proved
 	var perms *perms
 	if user != nil {
 		perms = newPerms(user.Permissions)

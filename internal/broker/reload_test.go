@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -124,6 +125,48 @@ func TestReloadWhileAClientBecomesAnotherUser(t *testing.T) {
 		r.send("PUB b 0\r\n\r\nPUB a 0\r\n\r\nCONNECT {\"user\":\"ada\",\"pass\":\"a\"}\r\nPING\r\n")
 		r.expect("-ERR 'Permissions Violation for Publish to \"a\"'\r\nPONG\r\n")
 	}
+}
+
+// What a client logged in with is compared with a hash anew only if that is
+// another one: with many clients a reload would take minutes.
+func TestReloadComparesNoHashTwice(t *testing.T) {
+	var compared atomic.Int64
+	compareHash = func(hash, password []byte) error {
+		compared.Add(1)
+		return bcrypt.CompareHashAndPassword(hash, password)
+	}
+	defer func() { compareHash = bcrypt.CompareHashAndPassword }()
+	hash := func(password string) string {
+		h, err := bcrypt.GenerateFromPassword([]byte(password), bcrypt.MinCost)
+		check(t, err)
+		return string(h)
+	}
+	first, second, guest := hash("a"), hash("a"), hash("g")
+	options := func(ada, extra string) Options {
+		return Options{NoAuthUser: "guest", Users: []User{user("ada", ada, []string{extra}, nil), user("guest", guest, []string{extra}, nil)}}
+	}
+	s := run(t, options(first, "x"))
+	ada, nobody := rawAs(t, s, "ada", "a"), rawDial(t, s)
+	nobody.send(quiet + "PING\r\n")
+	nobody.expect("PONG\r\n")
+	for i, step := range []struct {
+		opts Options
+		want int64
+	}{{options(first, "y"), 1}, {options(second, "y"), 2}, {options(second, "z"), 2}} {
+		check(t, s.Reload(step.opts))
+		ada.send("PING\r\n")
+		ada.expect("PONG\r\n")
+		if n := compared.Load(); n != step.want {
+			t.Errorf("%d comparisons after reload %d, want %d", n, i, step.want)
+		}
+	}
+	// The guest has shown nothing.
+	opts := options(second, "z")
+	opts.NoAuthUser, opts.AuthToken = "", guest
+	check(t, s.Reload(opts))
+	nobody.expect("-ERR 'Authorization Violation'\r\n")
+	check(t, s.Reload(options(hash("b"), "z")))
+	ada.expect("-ERR 'Authorization Violation'\r\n")
 }
 
 func TestReloadLimits(t *testing.T) {
