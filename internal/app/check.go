@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"petiole/internal/broker"
 )
 
 // checkCommand looks at a configuration without using it.
@@ -30,6 +32,9 @@ func (f *Flags) check(cmd *cobra.Command) error {
 	cfg, err := f.Load(cmd)
 	if err != nil {
 		return err
+	}
+	if _, err := broker.New(brokerOptions(cfg)); err != nil { // nothing of it starts
+		return Exit(ExitConfig, err)
 	}
 	for _, w := range cfg.Warnings {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", f.program.Program, w)

@@ -319,6 +319,9 @@ func (f *Flags) Load(cmd *cobra.Command) (*config.Config, error) {
 		cfg.Auth = config.Authorization{User: f.User, Password: f.Pass, Timeout: cfg.Auth.Timeout}
 	}
 	if given("auth") {
+		if f.Token == "" { // a variable of a shell that is not set, which would let everybody in
+			return nil, Exit(ExitUsage, errors.New("--auth needs a token; leave it out if nobody has to log in"))
+		}
 		cfg.Auth = config.Authorization{Token: f.Token, Timeout: cfg.Auth.Timeout}
 	}
 	if given("store_dir") && !cfg.JetStream.Enabled {
