@@ -72,13 +72,24 @@ type node[V comparable] struct {
 	next   *level[V]
 	plain  []V
 	queues []Group[V]
+	at     places[V] // of plain
 }
 
 // Group is a queue group: one of Members is to get a message.
 type Group[V comparable] struct {
 	Name    string
 	Members []V
+	at      places[V] // of a node's Members; nil in a Result
 }
+
+// places tells where in a long list its elements are, so that a crowd that
+// leaves at once does not look through the list for each of its members. Of an
+// element that is there several times it may have one place or none. It is nil
+// for a list that is not long.
+type places[V comparable] map[V]int
+
+// longList is from how many elements on a list has places.
+const longList = 256
 
 // Result is the outcome of a lookup. A lookup into a Result reuses its memory.
 type Result[V comparable] struct {
@@ -115,7 +126,7 @@ next:
 			r.Queues[k].Name = g.Name
 			r.Queues[k].Members = append(r.Queues[k].Members[:0], g.Members...)
 		} else {
-			r.Queues = append(r.Queues, Group[V]{g.Name, slices.Clone(g.Members)})
+			r.Queues = append(r.Queues, Group[V]{Name: g.Name, Members: slices.Clone(g.Members)})
 		}
 	}
 }
@@ -137,14 +148,14 @@ func (x *Index[V]) Insert(subject, queue string, v V) error {
 	defer x.mu.Unlock()
 	n := x.root.node(subject)
 	if queue == "" {
-		n.plain = append(n.plain, v)
+		n.plain = n.at.add(n.plain, v)
 	} else {
 		i := slices.IndexFunc(n.queues, func(g Group[V]) bool { return g.Name == queue })
 		if i < 0 {
 			i = len(n.queues)
 			n.queues = append(n.queues, Group[V]{Name: string([]byte(queue))})
 		}
-		n.queues[i].Members = append(n.queues[i].Members, v)
+		n.queues[i].Members = n.queues[i].at.add(n.queues[i].Members, v)
 	}
 	x.n++
 	x.changed(subject)
@@ -243,28 +254,53 @@ func (l *level[V]) remove(subject, queue string, v V) bool {
 
 func (l *level[V]) empty() bool { return len(l.lit) == 0 && l.star == nil && l.tail == nil }
 
-func (n *node[V]) remove(queue string, v V) bool {
+func (n *node[V]) remove(queue string, v V) (found bool) {
 	if queue == "" {
-		i := slices.Index(n.plain, v)
-		if i < 0 {
-			return false
-		}
-		n.plain = cut(n.plain, i)
-		return true
+		n.plain, found = n.at.remove(n.plain, v)
+		return found
 	}
 	gi := slices.IndexFunc(n.queues, func(g Group[V]) bool { return g.Name == queue })
 	if gi < 0 {
 		return false
 	}
 	g := &n.queues[gi]
-	i := slices.Index(g.Members, v)
-	if i < 0 {
-		return false
-	}
-	if g.Members = cut(g.Members, i); len(g.Members) == 0 {
+	if g.Members, found = g.at.remove(g.Members, v); len(g.Members) == 0 {
 		n.queues = slices.Delete(n.queues, gi, gi+1)
 	}
-	return true
+	return found
+}
+
+// add appends v to s, whose places p has.
+func (p places[V]) add(s []V, v V) []V {
+	if p != nil {
+		p[v] = len(s)
+	}
+	return append(s, v)
+}
+
+// remove takes v out of s, whose places p has, and reports whether it was there.
+func (p *places[V]) remove(s []V, v V) ([]V, bool) {
+	if len(s) < longList {
+		*p = nil
+	} else if *p == nil {
+		*p = make(places[V], len(s))
+		for i, o := range s {
+			(*p)[o] = i
+		}
+	}
+	i, ok := (*p)[v]
+	if !ok {
+		if i = slices.Index(s, v); i < 0 {
+			return s, false
+		}
+	}
+	if *p != nil {
+		if last := len(s) - 1; i != last {
+			(*p)[s[last]] = i
+		}
+		delete(*p, v)
+	}
+	return cut(s, i), true
 }
 
 // cut removes s[i] without keeping the order, and gives memory back that a

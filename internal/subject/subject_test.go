@@ -223,6 +223,64 @@ func TestIndexModel(t *testing.T) {
 	}
 }
 
+// TestCrowds: of a long list the places are known, and right, however its
+// members come and go; a short one has none.
+func TestCrowds(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for _, queue := range []string{"", "q"} {
+		var x Index[int]
+		var model []int
+		known := false
+		for i := range 6 * longList {
+			if i < 3*longList || rnd.IntN(3) == 0 {
+				v := rnd.IntN(1000 * longList)
+				if rnd.IntN(8) == 0 && len(model) > 0 {
+					v = model[rnd.IntN(len(model))] // once more
+				}
+				model = append(model, v)
+				if err := x.Insert("a", queue, v); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				j := rnd.IntN(len(model))
+				if !x.Remove("a", queue, model[j]) {
+					t.Fatalf("%d is not there", model[j])
+				}
+				model = slices.Delete(model, j, j+1)
+			}
+			n := x.root.lit["a"]
+			list, at := n.plain, n.at
+			if queue != "" {
+				list, at = n.queues[0].Members, n.queues[0].at
+			}
+			for v, i := range at {
+				if list[i] != v {
+					t.Fatalf("place %d has %d, not %d", i, list[i], v)
+				}
+			}
+			known = known || at != nil
+		}
+		var r Result[int]
+		x.Match("a", &r)
+		got := r.Plain
+		if queue != "" {
+			got = r.Queues[0].Members
+		}
+		got = slices.Clone(got)
+		slices.Sort(got)
+		slices.Sort(model)
+		if !slices.Equal(got, model) {
+			t.Errorf("got %d, want %d", got, model)
+		}
+		for _, v := range model {
+			x.Remove("a", queue, v)
+		}
+		if !known || !x.root.empty() {
+			t.Errorf("places known: %v, empty: %v", known, x.root.empty())
+		}
+	}
+}
+
 func TestCacheAllocates(t *testing.T) {
 	var x Index[int]
 	_ = x.Insert("a.*", "", 1)
