@@ -1,15 +1,11 @@
 package config
 
 import (
-	"bytes"
 	"crypto/sha256"
-	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"net"
 	"net/url"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -25,6 +21,9 @@ import (
 func Load(path string, p Program) (*Config, error) {
 	cfg := Default()
 	cfg.Path = path
+	if p := circular(path); p != nil {
+		return nil, &Error{Problems: []*Problem{p}}
+	}
 	tree, err := conf.ParseFileWithChecks(path)
 	if err != nil {
 		return nil, &Error{Problems: []*Problem{syntax(path, err)}}
@@ -42,80 +41,6 @@ func Load(path string, p Program) (*Config, error) {
 		cfg.Warnings = (&Error{Problems: d.warnings}).sorted().Problems
 	}
 	return cfg, nil
-}
-
-var lineInMessage = regexp.MustCompile(`(?i)^parse error on line (\d+): '(.*)'$|\((?:.*):(\d+):\d+\)$|on line (\d+)`)
-
-// missingInclude matches what the parser says of an included file that cannot
-// be opened: its name as written, and why.
-var missingInclude = regexp.MustCompile(`^error parsing include file '([^']*)', open .*: ([^:]*?)\.?$`)
-
-// syntax turns an error of the parser, or of opening the file, into a Problem.
-func syntax(path string, err error) *Problem {
-	p := &Problem{File: path}
-	var pathErr *fs.PathError
-	if errors.As(err, &pathErr) && pathErr.Path == path {
-		p.What = "cannot read the configuration file: " + pathErr.Err.Error()
-		p.Remedy = "check the name given with -c"
-		if errors.Is(err, fs.ErrPermission) {
-			p.Remedy = "let the user that runs the program read it"
-		}
-		return p
-	}
-	p.What = strings.ReplaceAll(err.Error(), "\n", " ")
-	p.Remedy = "check braces, brackets and quotes there"
-	if m := missingInclude.FindStringSubmatch(p.What); m != nil {
-		p.Line = includeLine(path, m[1])
-		p.What = fmt.Sprintf("cannot read the included file %s: %s", m[1], m[2])
-		p.Remedy = "check its name, which counts from the directory of the file that includes it, and who may read it"
-		return p
-	}
-	if m := lineInMessage.FindStringSubmatch(err.Error()); m != nil {
-		for _, i := range []int{1, 3, 4} {
-			if m[i] != "" {
-				p.Line, _ = strconv.Atoi(m[i])
-			}
-		}
-		switch {
-		case strings.HasPrefix(m[2], "Unexpected EOF"):
-			p.What = "syntax error: the file ends within a block or a value"
-		case m[2] != "":
-			p.What = "syntax error: " + strings.TrimSuffix(m[2], ".")
-		case m[3] != "":
-			p.What = "syntax error: the file ends within a block or after a key without a value"
-		case strings.Contains(err.Error(), "variable reference"):
-			p.Remedy = "define the variable in the file, or in the environment"
-		}
-	} else if line := unclosedLine(path); line > 0 {
-		p.Line = line
-	}
-	return p
-}
-
-// includeLine returns the line of the file that includes name, or 0.
-func includeLine(path, name string) int {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0
-	}
-	n := 0
-	for line := range strings.Lines(string(text)) {
-		n++
-		if strings.HasPrefix(strings.TrimSpace(line), "include") && strings.Contains(line, name) {
-			return n
-		}
-	}
-	return 0
-}
-
-// unclosedLine returns the last line of the file, where a parser that gives no
-// position stopped, or 0.
-func unclosedLine(path string) int {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0
-	}
-	return bytes.Count(bytes.TrimRight(text, "\n"), []byte("\n")) + 1
 }
 
 func only(p Program) *Program { return &p }

@@ -415,15 +415,35 @@ func TestIncludeNamesTheIncludedFile(t *testing.T) {
 	}
 }
 
-func TestIncludeThatIsMissing(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "main.conf")
-	if err := os.WriteFile(path, []byte("port: 4222\n\ninclude 'gone.conf'\ndebug: true\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err := Load(path, Edge)
-	want := path + ":3: cannot read the included file gone.conf: "
-	if err == nil || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "braces") {
-		t.Errorf("got %v, want it to start with %s", err, want)
+// TestIncludesThatAreWrong: the mistake is where it stands, not where the file
+// is included.
+func TestIncludesThatAreWrong(t *testing.T) {
+	main := "port: 4222\n# include main.conf\n\ninclude 'more.conf'\ndebug: true\n"
+	for name, c := range map[string]struct{ main, more, want string }{
+		"missing":            {"port: 4222\n\ninclude \"gone.conf\"\n", "", "main.conf:3: cannot read the included file gone.conf: "},
+		"missing further on": {main, "\ninclude gone.conf", "more.conf:2: cannot read the included file gone.conf: "},
+		"blank in the name":  {main, "include 'far gone.conf'", "more.conf:1: cannot read the included file far gone.conf: "},
+		"unclosed":           {main, "\n\nauthorization { user: a\n", "more.conf:4: syntax error: the file ends within a block"},
+		"syntax":             {main, "\n]", "more.conf:2: syntax error: "},
+		"variable":           {main, "\n\ndebug: $NO_SUCH_VARIABLE\n", "more.conf:3: variable reference for 'NO_SUCH_VARIABLE'"},
+		"itself":             {"debug: true\nInclude 'main.conf'\n", "", "main.conf:2: include: the file includes itself; remove it"},
+		"each other":         {main, "debug: true\ntls { include \"./main.conf\" }", "more.conf:2: include: ./main.conf includes this file, directly or through others; remove it here or there"},
+		"twice":              {main + "include 'more.conf'\n", "max_subs: 5 # include main.conf\n", ""},
+	} {
+		dir := t.TempDir()
+		for file, text := range map[string]string{"main.conf": c.main, "more.conf": c.more} {
+			if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := Load(filepath.Join(dir, "main.conf"), Edge)
+		if c.want == "" && err == nil {
+			continue
+		}
+		want := filepath.Join(dir, c.want)
+		if err == nil || c.want == "" || !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "braces") != strings.Contains(want, "syntax") {
+			t.Errorf("%s: got %v, want it to start with %q", name, err, want)
+		}
 	}
 }
 
