@@ -52,6 +52,10 @@ var (
 	// ErrFailed says that an earlier write or fsync failed; nothing may be
 	// acknowledged after it. The process has to end and recover from disk.
 	ErrFailed = errors.New("storage failed, restart to recover")
+	// ErrFormat says that what was read is intact, and written by a version of
+	// the program that knows more. It is not damage: nothing is repaired, put
+	// aside or left out because of it, and a store that holds it is not opened.
+	ErrFormat = errors.New("of a format that this version of the program does not know; start the version that wrote it")
 	// ErrClosed says that the store or log has been closed.
 	ErrClosed = errors.New("storage closed")
 	// ErrLocked says that another process uses the store directory.

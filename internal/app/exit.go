@@ -73,6 +73,8 @@ func storeError(dir string, err error) error {
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s can not be made there: choose another one with -sd (%w)", dir, err))
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is not a directory: choose another one with -sd (%w)", dir, err))
+	case errors.Is(err, storage.ErrFormat):
+		return Exit(ExitCannotStore, fmt.Errorf("store directory %s has been used by another version of the program, and is left as it is (%w), or choose another directory with -sd", dir, err))
 	case errors.Is(err, storage.ErrCorrupt):
 		return Exit(ExitStorage, fmt.Errorf("store directory %s holds corrupt data: keep a copy of it, and start with an empty directory or a backup (%w)", dir, err))
 	}

@@ -17,6 +17,7 @@ import (
 	"petiole/internal/broker"
 	"petiole/internal/config"
 	"petiole/internal/jetstream"
+	"petiole/internal/storagetool"
 	"petiole/sync/link"
 )
 
@@ -137,6 +138,10 @@ func (n *Node) openStore() error {
 		}
 	}
 	_, stores := divideFiles(openFiles())
+	for _, l := range storagetool.Leftovers(cfg.JetStream.StoreDir) {
+		// If it was killed just before its end, this is a start without the store.
+		n.Log.Warn("a restore of the store was killed before its end; restore the backup again if the store is not the one wanted, and remove what is left, unless the restore still runs", "left", l.Path)
+	}
 	engine, err := jetstream.Open(jetstream.Options{
 		Account:       n.Broker.Account(),
 		Dir:           cfg.JetStream.StoreDir,

@@ -55,6 +55,7 @@ func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error)
 		return err
 	}
 	s, err := storagetool.Open(dir)
+	tellLeftovers(cmd, storagetool.Leftovers(dir))
 	switch {
 	case errors.Is(err, storage.ErrLocked):
 		return Exit(ExitCannotStore, fmt.Errorf("store directory %s is %w: stop it first, or look at a copy; `%s status` asks a running one", dir, storage.ErrLocked, f.program.Program))
@@ -68,6 +69,13 @@ func (f *Flags) withStore(cmd *cobra.Command, fn func(*storagetool.Store) error)
 	return storageError(fn(s))
 }
 
+// tellLeftovers says what commands that were killed have left.
+func tellLeftovers(cmd *cobra.Command, left []storagetool.Leftover) {
+	for _, l := range left {
+		fmt.Fprintln(cmd.ErrOrStderr(), "note:", l)
+	}
+}
+
 // storageError gives err, of storagetool, its exit code.
 func storageError(err error) error {
 	var coded *Error
@@ -79,7 +87,7 @@ func storageError(err error) error {
 		return Exit(ExitFailure, err)
 	case errors.Is(err, storagetool.ErrNoStream):
 		return Exit(ExitUsage, err)
-	case errors.Is(err, fs.ErrPermission), errors.Is(err, storage.ErrLocked), errors.Is(err, storagetool.ErrExists), errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, storage.ErrFormat), errors.Is(err, fs.ErrPermission), errors.Is(err, storage.ErrLocked), errors.Is(err, storagetool.ErrExists), errors.Is(err, fs.ErrNotExist):
 		return Exit(ExitCannotStore, err)
 	}
 	return Exit(ExitStorage, err)

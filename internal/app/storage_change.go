@@ -229,6 +229,7 @@ A backup holds the device key: keep it as you keep the store.`,
 			defer stop()
 			return f.withStore(cmd, func(s *storagetool.Store) error {
 				o.Program, o.Owner = Version, f.program.Program.String()
+				tellLeftovers(cmd, storagetool.Leftovers(args[0]))
 				m, err := s.Backup(ctx, args[0], o)
 				if errors.Is(err, storagetool.ErrDamaged) {
 					err = fmt.Errorf("%w; repair it with `%s storage salvage`, or copy it as it is with --damaged", err, f.program.Program)
@@ -262,6 +263,7 @@ backup was made, and goes on from the last point that both agree on.`,
 			if err != nil {
 				return err
 			}
+			tellLeftovers(cmd, storagetool.Leftovers(dir))
 			ctx, stop := untilInterrupted(cmd)
 			defer stop()
 			m, err := storagetool.Restore(ctx, args[0], dir, storagetool.RestoreOptions{Program: f.program.Program.String()})

@@ -2,6 +2,8 @@ package app
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -70,4 +72,15 @@ func TestWritePositions(t *testing.T) {
 		t.Fatal(err)
 	}
 	contains(t, b.String(), []string{"nothing of group 7 is in the log"}, []string{"group 2 S"})
+}
+
+func TestNewerStore(t *testing.T) {
+	err := fmt.Errorf("store/meta.db: it has version 2: %w", storage.ErrFormat)
+	for _, err := range []error{storeError("store", err), storageError(err)} {
+		var coded *Error
+		if !errors.As(err, &coded) || coded.Code != ExitCannotStore {
+			t.Errorf("exit code of %v", err)
+		}
+		contains(t, err.Error(), []string{"version 2", "start the version that wrote it"}, []string{"corrupt"})
+	}
 }

@@ -655,7 +655,7 @@ func (e *Engine) applyMeta(r *wal.Record) error {
 		e.applyDelete(&c, r)
 		return nil
 	}
-	return fmt.Errorf("%w: kind %d is not the meta group's", command.ErrMalformed, command.KindOf(r.Data))
+	return command.Unknown(command.KindOf(r.Data), "the meta group's")
 }
 
 func (e *Engine) applyCreate(c *command.StreamCreate, r *wal.Record) error {

@@ -175,7 +175,7 @@ func scanParked(path string, fn func(r *wal.Record, sum uint32) error, lost func
 		return 0, nil // it was being made
 	case string(b[:at]) == parkedMagic:
 	case string(b[:len(parkedKind)]) == parkedKind && b[at-1] == '\n':
-		return 0, fmt.Errorf("%s is of another version than this program knows: start the one that wrote it", path)
+		return 0, fmt.Errorf("%s begins with %q, this program knows %q: %w", path, b[:at], parkedMagic, storage.ErrFormat)
 	default:
 		at = 0 // its beginning is damaged
 	}

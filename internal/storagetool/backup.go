@@ -147,7 +147,7 @@ func (s *Store) Backup(ctx context.Context, to string, o BackupOptions) (*Manife
 	if m.Owner = o.Owner; slices.Contains(files, deviceKey) {
 		m.Owner = "edge" // no other program makes one
 	}
-	tmp := to + ".partial-" + random()
+	tmp := to + partialMark + random()
 	var w backupWriter
 	if o.Directory {
 		w, err = newDirWriter(tmp)
@@ -257,7 +257,7 @@ func leftOut(name string) bool {
 	case ".spare", ".new":
 		return true
 	}
-	return base == "LOCK" || base == "ballast" || strings.Contains(base, ".damaged-") || slices.Contains([]string{".compact", ".repair", ".fresh"}, path.Ext(base))
+	return base == "LOCK" || base == "ballast" || strings.Contains(base, ".damaged-") || slices.Contains([]string{".compact", ".repair", ".fresh", ".salvaged"}, path.Ext(base))
 }
 
 func random() string {
@@ -388,7 +388,7 @@ func Restore(ctx context.Context, from, dir string, o RestoreOptions) (*Manifest
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return fail(err)
 	}
-	tmp := dir + ".restoring-" + random()
+	tmp := dir + restoringMark + random()
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return fail(err)
 	}

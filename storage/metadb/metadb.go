@@ -11,6 +11,7 @@
 //	                 │ version │ crc32c (LE)  │ content │
 //	                 │ 1 octet │ 4 octets     │ n       │
 //	                 └─────────┴──────────────┴─────────┘
+//	                   begins at version - 1
 package metadb
 
 import (
@@ -56,8 +57,9 @@ type DB struct {
 func (d *DB) OnFail(fn func(error)) { d.failed.Store(&fn) }
 
 // Open opens or creates the file at path (mode 0600) and its directory. It
-// fails with storage.ErrLocked if another process holds the file and with
-// storage.ErrCorrupt if it is not a database.
+// fails with storage.ErrLocked if another process holds the file, with
+// storage.ErrCorrupt if it is not a database, and with storage.ErrFormat if
+// another version of the program has written to it.
 func Open(path string) (*DB, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
@@ -71,7 +73,32 @@ func Open(path string) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DB{path: path, db: db}, nil
+	return known(&DB{path: path, db: db})
+}
+
+// known closes a database again in which there is a value of another version,
+// with storage.ErrFormat. What damage hides is for those who read it to find.
+func known(d *DB) (*DB, error) {
+	var newer error
+	_ = d.view(func(tx *bbolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+			c := b.Cursor()
+			for k, v := c.First(); k != nil; k, v = c.Next() {
+				if len(v) > 0 && v[0] != version {
+					if _, err := d.open(string(name), string(k), v); errors.Is(err, storage.ErrFormat) {
+						newer = err
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	})
+	if newer != nil {
+		_ = d.Close() // nothing has been written
+		return nil, newer
+	}
+	return d, nil
 }
 
 // Path returns the file's path.
@@ -192,8 +219,10 @@ func (d *DB) wrap(op, bucket, key string, err error) error {
 	return fmt.Errorf("%s %s in %s: %w", op, bucket, d.path, err)
 }
 
-func sum(bucket, key string, content []byte) uint32 {
-	c := crc32.Update(0, castagnoli, []byte(bucket))
+// sum depends on the version, so that a flipped bit there is damage, and another
+// version than ours one that wrote the value.
+func sum(version byte, bucket, key string, content []byte) uint32 {
+	c := crc32.Update(uint32(version-1), castagnoli, []byte(bucket))
 	c = crc32.Update(c, castagnoli, []byte{0})
 	c = crc32.Update(c, castagnoli, []byte(key))
 	c = crc32.Update(c, castagnoli, []byte{0})
@@ -203,16 +232,18 @@ func sum(bucket, key string, content []byte) uint32 {
 func seal(bucket, key string, content []byte) []byte {
 	v := make([]byte, overhead, overhead+len(content))
 	v[0] = version
-	binary.LittleEndian.PutUint32(v[1:], sum(bucket, key, content))
+	binary.LittleEndian.PutUint32(v[1:], sum(version, bucket, key, content))
 	return append(v, content...)
 }
 
 func (d *DB) open(bucket, key string, v []byte) ([]byte, error) {
-	if len(v) < overhead || v[0] != version {
-		return nil, &storage.CorruptError{File: d.path, Reason: fmt.Sprintf("%s/%s has an unknown layout", bucket, key)}
-	}
-	if binary.LittleEndian.Uint32(v[1:]) != sum(bucket, key, v[overhead:]) {
+	switch {
+	case len(v) < overhead:
+		return nil, &storage.CorruptError{File: d.path, Reason: fmt.Sprintf("%s/%s is cut short", bucket, key)}
+	case binary.LittleEndian.Uint32(v[1:]) != sum(v[0], bucket, key, v[overhead:]):
 		return nil, &storage.CorruptError{File: d.path, Reason: fmt.Sprintf("%s/%s fails its checksum", bucket, key)}
+	case v[0] != version:
+		return nil, fmt.Errorf("%s: %s/%s has version %d, this program knows version %d: %w", d.path, bucket, key, v[0], version, storage.ErrFormat)
 	}
 	return v[overhead:], nil
 }
@@ -224,7 +255,7 @@ func OpenReadOnly(path string) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &DB{path: path, db: db}, nil
+	return known(&DB{path: path, db: db})
 }
 
 // Verify reads everything in a database opened by OpenReadOnly and calls found

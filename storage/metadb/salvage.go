@@ -153,11 +153,20 @@ func (r *SalvageReport) copy(path string, old *bbolt.DB, fresh *DB) error {
 		r.Damage = append(r.Damage, err.Error())
 	}
 	for _, bucket := range buckets {
+		var newer error
 		var kvs []KV
 		err := d.ForEachIntact(bucket, "", func(key string, value []byte) error {
 			kvs = append(kvs, KV{key, value})
 			return nil
-		}, func(_ string, err error) { r.Damage = append(r.Damage, err.Error()) })
+		}, func(_ string, err error) {
+			if errors.Is(err, storage.ErrFormat) {
+				newer = err
+			}
+			r.Damage = append(r.Damage, err.Error())
+		})
+		if newer != nil {
+			return newer // nothing of it is damage, nor for us to leave out
+		}
 		if err != nil {
 			if !errors.Is(err, storage.ErrCorrupt) {
 				return err

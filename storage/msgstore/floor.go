@@ -84,7 +84,7 @@ func decodeFloor(b []byte) (f Floor, err error) {
 	case !bytes.Equal(b[:4], floorMagic):
 		return f, errLayout
 	case binary.LittleEndian.Uint32(b[4:]) != floorVersion:
-		return f, fmt.Errorf("floor: %w", ErrFormat)
+		return f, fmt.Errorf("it has version %d, this program knows version %d: %w", binary.LittleEndian.Uint32(b[4:]), floorVersion, ErrFormat)
 	}
 	f.Generation = binary.LittleEndian.Uint64(b[8:])
 	f.Store = [16]byte(b[16:])
@@ -123,6 +123,9 @@ func ReadFloor(dir string) (Floor, error) {
 			f, err = decodeFloor(slot)
 		}
 		switch {
+		case errors.Is(err, ErrFormat):
+			// Whatever the other says: this one is as intact.
+			return Floor{}, fmt.Errorf("%s: %w", path, err)
 		case err != nil:
 			bad = err
 		case f.Generation >= newest.Generation:
@@ -132,8 +135,6 @@ func ReadFloor(dir string) (Floor, error) {
 	switch {
 	case newest.Generation > 0:
 		return newest, nil
-	case errors.Is(bad, ErrFormat):
-		return Floor{}, fmt.Errorf("%s: %w", path, bad)
 	case fresh:
 		// The first checkpoint writes both, one after the other.
 		return Floor{}, fmt.Errorf("read floor: %s: the first write was cut short: %w", path, fs.ErrNotExist)

@@ -10,7 +10,10 @@ import (
 
 // The file is a bbolt database with these buckets. Every value begins with a
 // version octet and a CRC32C that covers the store's identity, the bucket, the
-// key and the content, so that a value is neither damaged nor another's:
+// key and the content, so that a value is neither damaged nor another's. But for
+// chunks it covers the version, too: of another one that is intact the file has
+// been written by a program that knows more. The identity's says so of the file,
+// and has to be the highest of those in it:
 //
 //	            0         1           5
 //	            ┌─────────┬───────────┬──────────────┐
@@ -51,8 +54,10 @@ import (
 //
 // Beside the file is another, see floor.go.
 const (
-	version  = 2
-	overhead = 5
+	version = 2
+	// firstVersion is what the versions in checksums are relative to.
+	firstVersion = 2
+	overhead     = 5
 	// identitySize is the length of the content under "identity".
 	identitySize = 16 + 1 + 4
 	// cipherNone is the cipher of contents that are not encrypted.
@@ -86,10 +91,19 @@ func newSealer(uid [16]byte, bucket []byte) sealer {
 
 // finish fills in the first octets of v, whose content is in place.
 func (s sealer) finish(key, v []byte) []byte {
+	return s.finishAs(version, key, v)
+}
+
+func (s sealer) finishAs(version byte, key, v []byte) []byte {
 	v[0] = version
-	sum := crc32.Update(crc32.Update(uint32(s), castagnoli, key), castagnoli, v[overhead:])
-	binary.LittleEndian.PutUint32(v[1:], sum)
+	binary.LittleEndian.PutUint32(v[1:], s.sum(version, key, v[overhead:]))
 	return v
+}
+
+// sum returns a value's checksum. It depends on the version, so that a flipped
+// bit there is damage, and another version than ours one that wrote the value.
+func (s sealer) sum(version byte, key, content []byte) uint32 {
+	return crc32.Update(crc32.Update(uint32(s)^uint32(version^firstVersion), castagnoli, key), castagnoli, content)
 }
 
 var (
@@ -103,8 +117,7 @@ func (s sealer) open(key, v []byte) ([]byte, error) {
 	if len(v) < overhead {
 		return nil, errLayout
 	}
-	sum := crc32.Update(crc32.Update(uint32(s), castagnoli, key), castagnoli, v[overhead:])
-	if binary.LittleEndian.Uint32(v[1:]) != sum {
+	if binary.LittleEndian.Uint32(v[1:]) != s.sum(v[0], key, v[overhead:]) {
 		return nil, errChecksum
 	}
 	if v[0] != version {

@@ -55,7 +55,7 @@ const (
 )
 
 // ErrFormat says that a file has been written by a program that knows more.
-var ErrFormat = errors.New("of a format that this version of the program does not know")
+var ErrFormat = storage.ErrFormat
 
 // Options tune a Store. The zero value is ready for use.
 type Options struct {
@@ -317,7 +317,7 @@ func (im *image) identify(tx *bbolt.Tx) error {
 	c, err := newSealer([16]byte{}, bucketStore).open(keyIdentity, tx.Bucket(bucketStore).Get(keyIdentity))
 	switch {
 	case errors.Is(err, errVersion):
-		return fmt.Errorf("%s: %w: %w", im.path, ErrFormat, err)
+		return im.newer(tx.Bucket(bucketStore).Get(keyIdentity))
 	case err != nil || len(c) != identitySize:
 		return im.corruptIndex("identity of the store", errors.Join(err, errLayout))
 	case c[16] != cipherNone:
@@ -325,6 +325,11 @@ func (im *image) identify(tx *bbolt.Tx) error {
 	}
 	im.seals([16]byte(c))
 	return nil
+}
+
+// newer is the error of a file whose identity is of a version not ours.
+func (im *image) newer(identity []byte) error {
+	return fmt.Errorf("%s: its layout is of version %d, this program knows version %d: %w", im.path, identity[0], version, ErrFormat)
 }
 
 func (s *Store) loadPages(tx *bbolt.Tx) error {

@@ -253,8 +253,12 @@ func (s *salvage) identity() error {
 		return nil
 	}
 	seal := newSealer([16]byte{}, bucketStore)
+	var newer error
 	parse := func(v []byte) ([16]byte, bool) {
 		c, err := seal.open(keyIdentity, v)
+		if errors.Is(err, errVersion) && newer == nil {
+			newer = s.im.newer(v)
+		}
 		if err != nil || len(c) != identitySize || c[16] != cipherNone {
 			return [16]byte{}, false
 		}
@@ -277,6 +281,9 @@ func (s *salvage) identity() error {
 			}
 			return nil
 		})
+		if newer != nil {
+			return newer // what it says cannot be known, let alone repaired
+		}
 		if found && (s.floor == nil || s.floor.Store == uid) {
 			s.im.seals(uid)
 			return nil

@@ -3,7 +3,6 @@ package wal
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"math"
@@ -150,7 +149,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // ErrFormat says that a segment is intact, but written in a way that this
 // program does not know: a newer format version, or encrypted.
-var ErrFormat = errors.New("unsupported log format")
+var ErrFormat = storage.ErrFormat
 
 // CorruptError says where a log is damaged. It wraps storage.ErrCorrupt.
 type CorruptError struct {
@@ -221,11 +220,9 @@ func decodeSegmentHeader(name string, b []byte) (h segmentHeader, err error) {
 	copy(h.logID[:], b[40:])
 	switch {
 	case h.version != formatVersion:
-		return h, fmt.Errorf("%w: log segment %s has format version %d, this program reads version %d: "+
-			"start the program version that wrote it", ErrFormat, name, h.version, formatVersion)
+		return h, fmt.Errorf("log segment %s has version %d, this program knows version %d: %w", name, h.version, formatVersion, ErrFormat)
 	case h.cipher != 0 || h.key != 0:
-		return h, fmt.Errorf("%w: log segment %s is encrypted (cipher %d, key %d), which this program does not support: "+
-			"start the program version that wrote it", ErrFormat, name, h.cipher, h.key)
+		return h, fmt.Errorf("log segment %s is encrypted (cipher %d, key %d): %w", name, h.cipher, h.key, ErrFormat)
 	case h.first == 0 || h.prev == 0 || h.prev > h.first:
 		return h, &CorruptError{name, 32, "segment header makes no sense"}
 	}

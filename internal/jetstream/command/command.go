@@ -11,6 +11,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"petiole/storage"
 )
 
 // Kind tells what a record is.
@@ -62,6 +64,16 @@ func Messages(b []byte) int {
 		return ingested(b)
 	}
 	return 0
+}
+
+// Unknown is the error for a command of a kind that is not the group's that it
+// is of. Checksums have proved it intact: a kind that this version does not have
+// at all comes from one that knows more (storage.ErrFormat).
+func Unknown(k Kind, group string) error {
+	if k > KindSkip && k < KindStreamCreate || k > KindStreamDelete && k < ConsumerKinds || k >= kindConsumerEnd {
+		return fmt.Errorf("a command in the log is of kind %d, which is none of %s: %w", k, group, storage.ErrFormat)
+	}
+	return fmt.Errorf("%w: kind %d is not %s", ErrMalformed, k, group)
 }
 
 func malformed(k Kind) error { return fmt.Errorf("%w of kind %d", ErrMalformed, k) }

@@ -238,7 +238,7 @@ func (m *Machine) Apply(record []byte) Result {
 			err = m.ingest(&c, &r)
 		}
 	default:
-		err = fmt.Errorf("%w: kind %d is not a stream's", command.ErrMalformed, r.Kind)
+		err = command.Unknown(r.Kind, "a stream's")
 	}
 	if err != nil {
 		r.Fatal = fmt.Errorf("stream %q: %w", m.cfg.Name, err)
