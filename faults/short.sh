@@ -9,8 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
-go build -o "$bin/" ./cmd/edge ./cmd/hub ./faults/... || exit 1
-go build -tags small_budgets -o "$bin/edge-small" ./cmd/edge || exit 1
+GOGC=400 go build -o "$bin/" ./cmd/edge ./cmd/hub ./faults/... || exit 1
+GOGC=400 go build -tags small_budgets -o "$bin/edge-small" ./cmd/edge || exit 1
 
 declare -A known
 failed=() started=$SECONDS wanted=("$@")

@@ -19,6 +19,9 @@ func TestDemo(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("stops programs with signals")
 	}
+	if testing.Short() {
+		t.Skip("looks at programs from outside, which are built without the race detector")
+	}
 	dir := t.TempDir()
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir, "petiole/cmd/edge", "petiole/cmd/hub")
 	if out, err := build.CombinedOutput(); err != nil {

@@ -40,6 +40,7 @@ func Build(ctx context.Context, moduleDir, pkg, out string, tags ...string) erro
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir = moduleDir
+	cmd.Env = append(os.Environ(), "GOGC=400") // of the compiler
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build %s: %w\n%s", pkg, err, text)
 	}

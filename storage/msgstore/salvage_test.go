@@ -355,6 +355,9 @@ func verified(t fataler, dir string) {
 
 // TestSalvageEveryPage destroys each page in turn.
 func TestSalvageEveryPage(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a long search, in which nothing runs at the same time as something else")
+	}
 	t.Parallel()
 	p := newSample(t, 1500)
 	kinds := map[boltpages.Kind]int{}
@@ -408,6 +411,9 @@ func TestSalvageEveryPage(t *testing.T) {
 // names of buckets, and the numbers of entries: what is not found under its key is
 // not taken for never having been.
 func TestSalvageFlippedKeys(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a long search, in which nothing runs at the same time as something else")
+	}
 	t.Parallel()
 	p := newSample(t, 700)
 	at := -1
@@ -437,6 +443,9 @@ func TestSalvageFlippedKeys(t *testing.T) {
 
 // TestSalvageRandomPages destroys pages at random, 500 times.
 func TestSalvageRandomPages(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a long search, in which nothing runs at the same time as something else")
+	}
 	t.Parallel()
 	p := newSample(t, 700)
 	pages := uint64(len(p.file) / pageSize)
