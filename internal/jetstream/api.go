@@ -512,6 +512,7 @@ func (r *request) streamUpdate() (any, error) {
 		err = res.err
 	}
 	if err == nil && cfg.Retention != old.Retention {
+		s.awaitSweep()
 		// Consumers that kept no state do from now on, and begin with this.
 		err = s.checkpoint()
 	}

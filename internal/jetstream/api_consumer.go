@@ -279,6 +279,7 @@ func (r *request) consumerDelete() (any, error) {
 	if err := r.e.removeConsumer(s, r.args[1], time.Time{}); err != nil {
 		return nil, err
 	}
+	s.awaitSweep()
 	return &api.SuccessResponse{Success: true}, nil
 }
 

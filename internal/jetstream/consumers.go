@@ -319,7 +319,7 @@ func (s *Stream) dropConsumer(name string, created int64, res *callResult) error
 		s.noteConsumer(name)
 	}
 	s.observe()
-	return s.sweep()
+	return s.beginSweep()
 }
 
 // changeConsumer creates, updates or deletes a consumer by a command, through

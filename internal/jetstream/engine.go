@@ -65,6 +65,9 @@ type Options struct {
 	// before those are; at six times that publishers wait. Default 8 MiB.
 	WALBudget   int64
 	TableBudget int64
+	// SweepSlice is how many messages of a stream with interest retention are
+	// looked at in one go after one of its consumers was deleted. Default 1024.
+	SweepSlice  int
 	SegmentSize int64 // octets of a log segment; default 32 MiB
 
 	// MaxOpenStores is how many streams may have their files open at a time for
@@ -259,6 +262,9 @@ func newEngine(o Options) *Engine {
 	}
 	if o.TableBudget <= 0 {
 		o.TableBudget = DefaultTableBudget
+	}
+	if o.SweepSlice <= 0 {
+		o.SweepSlice = DefaultSweepSlice
 	}
 	if o.MaxPayload <= 0 {
 		o.MaxPayload = DefaultMaxPayload

@@ -2,7 +2,6 @@ package jetstream
 
 import (
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -68,14 +67,15 @@ type Stream struct {
 	// unreadable is keyed state that makes no sense, though its checksum is
 	// right; to be put aside.
 	unreadable []storage.KV
-	lostSpans  []lostSpan          // sequences whose messages damage has taken, ascending
-	lostFresh  bool                // some of them are in no checkpoint
-	lostGone   []string            // keys of those dropped that a checkpoint may have
-	skip       uint64              // sequences that lost records of the log may have had, not left out yet
-	missed     bool                // records may be lost before the next one; of recovery
-	missedFrom storage.LSN         // the first of them
-	parked     bool                // there is a file with records that were parked, all of which have been applied
-	parkedLost bool                // not all of it could be read
+	lostSpans  []lostSpan  // sequences whose messages damage has taken, ascending
+	lostFresh  bool        // some of them are in no checkpoint
+	lostGone   []string    // keys of those dropped that a checkpoint may have
+	skip       uint64      // sequences that lost records of the log may have had, not left out yet
+	missed     bool        // records may be lost before the next one; of recovery
+	missedFrom storage.LSN // the first of them
+	parked     bool        // there is a file with records that were parked, all of which have been applied
+	parkedLost bool        // not all of it could be read
+	sweep      sweep
 	lost       map[string]struct{} // consumers deleted since the last checkpoint
 	acked      []uint64            // messages acknowledged by the command being applied
 	unlogged   []uint64            // messages that consumers without durable state are done with
@@ -208,6 +208,14 @@ func (e *Engine) newStream(r *streamRecord, store storage.Store) (*Stream, error
 		return nil
 	})
 	if err == nil {
+		err = store.KVs(keySweep, func(key string, value []byte) error {
+			if err := s.sweep.restore(value); err != nil {
+				s.unreadable = append(s.unreadable, storage.KV{Key: key, Value: value})
+			}
+			return nil
+		})
+	}
+	if err == nil {
 		err = store.KVs(prefixLost, func(_ string, value []byte) error { return s.restoreLost(value) })
 	}
 	if err != nil {
@@ -335,6 +343,7 @@ func (s *Stream) start() error {
 		return err
 	}
 	s.armExpiry()
+	s.startSweeper()
 	return nil
 }
 
@@ -676,7 +685,7 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 			c.m.StreamUpdated()
 		}
 		if was != s.m.Config().Retention { // to interest, or nothing is swept
-			if err := s.sweep(); err != nil {
+			if err := s.beginSweep(); err != nil {
 				return r, err
 			}
 		}
@@ -703,6 +712,13 @@ func (s *Stream) applyStream(rec []byte) (stream.Result, error) {
 		if r.Skipped.First <= r.Skipped.Last && c.Decode(rec) == nil {
 			s.leftOut(r.Skipped, time.Unix(0, c.Time))
 		}
+	case command.KindSweep:
+		var c command.Sweep
+		if c.Decode(rec) == nil {
+			if err := s.sweepSlice(c.Max); err != nil {
+				return r, err
+			}
+		}
 	case command.KindExpire:
 		s.expiring = false
 	}
@@ -719,14 +735,7 @@ func (s *Stream) unwanted(seq uint64) bool {
 	if err != nil {
 		return false
 	}
-	if s.m.Config().Retention == api.InterestPolicy {
-		for _, c := range s.consumers {
-			if c.m.NeedsAck(seq, msg.Subject) {
-				return false
-			}
-		}
-	}
-	return true
+	return s.m.Config().Retention != api.InterestPolicy || !s.needed(seq, msg.Subject)
 }
 
 // dropUnwanted removes a message if no consumer needs it.
@@ -735,27 +744,6 @@ func (s *Stream) dropUnwanted(seq uint64) error {
 		return nil
 	}
 	return s.m.Acked(seq)
-}
-
-// sweep removes what the consumers left do not need, after one was deleted.
-func (s *Stream) sweep() error {
-	if s.m.Config().Retention != api.InterestPolicy {
-		return nil
-	}
-	var seqs []uint64
-	err := storage.RangeIntact(s.store, 0, func(m storage.Message) bool {
-		for _, c := range s.consumers {
-			if c.m.NeedsAck(m.Seq, m.Subject) {
-				return true
-			}
-		}
-		seqs = append(seqs, m.Seq)
-		return true
-	})
-	for _, seq := range seqs {
-		err = errors.Join(err, s.m.Acked(seq))
-	}
-	return err
 }
 
 // afterApply wakes what follows from applied records. The caller holds the
@@ -1096,7 +1084,7 @@ func (s *Stream) Positions() map[string]command.Position {
 // changes collects the keyed state that changed since the last checkpoint. The
 // caller holds the lock. undo takes back what taking snapshots marked as done.
 func (s *Stream) changes() (kvs []storage.KV, undo func()) {
-	kvs = append(s.m.Changes(), s.lostChanges()...)
+	kvs = s.sweep.changes(append(s.m.Changes(), s.lostChanges()...))
 	var taken []*consumer.Machine
 	for _, name := range slices.Sorted(maps.Keys(s.consumers)) {
 		c := s.consumers[name].m
@@ -1134,7 +1122,7 @@ func (s *Stream) checkpoint() error {
 		if s.store.Freeze(s.applied, kvs) {
 			s.m.Saved()
 			clear(s.lost)
-			s.lostFresh, s.lostGone = false, nil
+			s.lostFresh, s.lostGone, s.sweep.fresh = false, nil, false
 			s.frozen, s.dirtyFrom = s.dirtyFrom, 0
 			s.frozenAt = s.applied
 			s.frozenPos = positionsOf(kvs)

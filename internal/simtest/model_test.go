@@ -164,6 +164,7 @@ func (w *world) publish(p *pub) result {
 		return result{code: api.ErrStreamStoreFailed.ErrCode}
 	}
 	s.append(m)
+	defer s.unwanted()
 	if p.id != "" {
 		s.ids[p.id] = idEntry{s.last, s.window.steady}
 	}
@@ -350,6 +351,7 @@ func (w *world) deleteConsumer(name, consumer string) result {
 		return result{code: api.ErrConsumerNotFound.ErrCode}
 	}
 	delete(s.consumers, consumer)
+	s.unwanted()
 	return result{}
 }
 
@@ -362,7 +364,22 @@ func (w *world) ack(name, consumer string, seq uint64) result {
 	if s.cfg.Retention == api.WorkQueuePolicy {
 		s.remove(func(m *storage.Message) bool { return m.Seq == seq })
 	}
+	s.unwanted()
 	return result{}
+}
+
+// unwanted removes what no consumer of a stream by interest waits for.
+func (s *mstream) unwanted() {
+	if s.cfg.Retention == api.InterestPolicy {
+		s.remove(func(m *storage.Message) bool {
+			for _, acked := range s.consumers {
+				if !acked[m.Seq] {
+					return false
+				}
+			}
+			return true
+		})
+	}
 }
 
 // observed is what the engine holds.
@@ -487,7 +504,8 @@ func (s *mstream) differs(o *ostream, sl *slack, adopt bool) string {
 }
 
 // mayBeGone reports whether a message may be missing: it is the oldest and has
-// expired, or was acknowledged in a work queue.
+// expired, or was acknowledged in a work queue, or by all consumers where they
+// decide.
 func (s *mstream) mayBeGone(m *storage.Message, oldest bool, sl *slack) bool {
 	if s.cfg.MaxAge > 0 && oldest && m.Time+int64(s.cfg.MaxAge) <= sl.now {
 		return true
@@ -498,6 +516,14 @@ func (s *mstream) mayBeGone(m *storage.Message, oldest bool, sl *slack) bool {
 				return true
 			}
 		}
+	}
+	if s.cfg.Retention == api.InterestPolicy {
+		for name, acked := range s.consumers {
+			if !acked[m.Seq] && !sl.maybe(s.cfg.Name, s.life, name, m.Seq) {
+				return false
+			}
+		}
+		return true
 	}
 	return false
 }

@@ -355,7 +355,7 @@ func (s *sim) open() bool {
 	s.broken = false
 	s.e, err = jetstream.Open(jetstream.Options{
 		Account: srv.Account(), Dir: s.m.dir, FS: s.m.fs(), SyncInterval: s.relaxed,
-		SegmentSize: 16 << 10 << s.rng.IntN(3), WALBudget: 32 << 10, TableBudget: 16 << 10,
+		SegmentSize: 16 << 10 << s.rng.IntN(3), WALBudget: 32 << 10, TableBudget: 16 << 10, SweepSlice: 3,
 		OnFail: func(err error) { failed <- err },
 	})
 	if err != nil {

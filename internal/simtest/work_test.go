@@ -18,7 +18,7 @@ import (
 
 // streamNames are the streams that there may be. What each is like is decided by
 // its name, and in its details by the seed.
-var streamNames = []string{"KEEP", "RING", "KV", "BYTES", "NEW", "WORK", "AGED", "HUB"}
+var streamNames = []string{"KEEP", "RING", "KV", "BYTES", "NEW", "WORK", "AGED", "HUB", "WANT"}
 
 func (s *sim) config(name string) api.StreamConfig {
 	s.count++
@@ -38,6 +38,8 @@ func (s *sim) config(name string) api.StreamConfig {
 		c.MaxMsgs, c.Discard = int64(5+s.rng.IntN(30)), api.DiscardNew
 	case "WORK":
 		c.Retention = api.WorkQueuePolicy
+	case "WANT":
+		c.Retention = api.InterestPolicy
 	case "AGED":
 		c.MaxAge = time.Duration(1+s.rng.IntN(300)) * time.Minute
 		c.Duplicates = time.Minute
@@ -184,7 +186,11 @@ func (s *sim) request(o *op, subject string, body any, format string, args ...an
 }
 
 func (s *sim) create() {
-	name := streamNames[s.rng.IntN(len(streamNames))]
+	names := streamNames
+	if s.m.broken != "" {
+		names = names[:len(names)-1] // of WANT too little stays to be missed
+	}
+	name := names[s.rng.IntN(len(names))]
 	if s.tail.streams[name] != nil {
 		return
 	}
@@ -227,7 +233,7 @@ func (s *sim) purge() {
 		}
 	}
 	o := &op{apply: func(w *world) result { return w.purge(name, req) }}
-	if name != "AGED" && name != "WORK" { // there some may have gone by themselves
+	if name != "AGED" && name != "WORK" && name != "WANT" { // there some may have gone by themselves
 		o.check = func(o *op, a *answer) string {
 			if a.Error != nil || a.Purged != o.want.removed {
 				return fmt.Sprintf("want %d purged", o.want.removed)
@@ -254,7 +260,7 @@ func (s *sim) deleteMsg() {
 	st := s.pick(whatever)
 	name, seq := st.cfg.Name, s.someSeq(st)
 	o := &op{apply: func(w *world) result { return w.deleteMsg(name, seq) }}
-	if name == "AGED" || name == "WORK" {
+	if name == "AGED" || name == "WORK" || name == "WANT" {
 		o.check = func(*op, *answer) string { return "" }
 	}
 	s.request(o, "STREAM.MSG.DELETE."+name, &api.MsgDeleteRequest{Seq: seq}, "delete message %d of %s", seq, name)
@@ -395,6 +401,9 @@ func (s *sim) consumer() {
 	stream, name := st.cfg.Name, []string{"C1", "C2"}[s.rng.IntN(2)]
 	if stream == "WORK" {
 		name = "C1" // a work queue has one only
+	}
+	if stream == "WANT" && st.consumers[name] == nil && s.m.wasFull.Load() {
+		return // what one that was deleted has left may not be gone yet, and would be its
 	}
 	if st.consumers[name] != nil {
 		if s.rng.IntN(4) == 0 {

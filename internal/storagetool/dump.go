@@ -131,6 +131,10 @@ func fieldsOf(b []byte) (kind, fields string, err error) {
 		var c command.Acked
 		err = c.Decode(b)
 		return "acked", fmt.Sprintf("seq %d", c.Seq), err
+	case command.KindSweep:
+		var c command.Sweep
+		err = c.Decode(b)
+		return "sweep", fmt.Sprintf("messages %d", c.Max), err
 	case command.KindIngest:
 		var c command.Ingest
 		err = c.Decode(b)

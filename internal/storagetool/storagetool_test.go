@@ -357,6 +357,7 @@ func TestDescribe(t *testing.T) {
 		{(&command.Purge{Subject: "a.>", Seq: 9, Keep: 1}).AppendTo(nil), "purge", `subject "a.>" below 9 keep 1`},
 		{(&command.DeleteMsg{Seq: 4}).AppendTo(nil), "delete-msg", "seq 4"},
 		{(&command.Acked{Seq: 4}).AppendTo(nil), "acked", "seq 4"},
+		{(&command.Sweep{Max: 5}).AppendTo(nil), "sweep", "messages 5"},
 		{(&command.SetConfig{JSON: []byte("{}")}).AppendTo(nil), "set-config", "{}"},
 		{(&command.Expire{Now: 1}).AppendTo(nil), "expire", "now 1970-01-01T00:00:00.000000001Z"},
 		{(&command.StreamDelete{Group: 3}).AppendTo(nil), "stream-delete", "group 3"},

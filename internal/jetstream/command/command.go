@@ -31,6 +31,7 @@ const (
 	KindBatch     Kind = 8  // stream: store several messages, or none
 	KindLost      Kind = 9  // stream: a message is damaged and given up
 	KindSkip      Kind = 10 // stream: leave out sequences that lost records may have had
+	KindSweep     Kind = 11 // stream: look for messages that no consumer needs
 
 	KindStreamCreate Kind = 32 // meta: a stream exists
 	KindStreamDelete Kind = 33 // meta: a stream is gone
@@ -384,6 +385,27 @@ func (c *Acked) Decode(b []byte) error {
 	c.Seq = r.uint()
 	if !r.ok {
 		return malformed(KindAcked)
+	}
+	return nil
+}
+
+// Sweep looks at the next messages of a stream, from where the sweep before has
+// ended, and removes those that no consumer needs.
+type Sweep struct {
+	Max uint64 // how many messages it looks at
+}
+
+// AppendTo appends the record to dst.
+func (c *Sweep) AppendTo(dst []byte) []byte {
+	return binary.AppendUvarint(append(dst, byte(KindSweep)), c.Max)
+}
+
+// Decode reads a record.
+func (c *Sweep) Decode(b []byte) error {
+	r := newReader(b, KindSweep)
+	c.Max = r.uint()
+	if !r.ok {
+		return malformed(KindSweep)
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ var samples = []decoder{
 	&Lost{Seq: 1 << 40, Time: 1700000000000000000},
 	&Skip{To: 1 << 40, More: 1000, Time: 1700000000000000000},
 	&Acked{Seq: 9},
+	&Sweep{Max: 1000},
 	&StreamCreate{Group: 2, UID: [16]byte{1, 2}, Created: 5, Name: "S", Config: []byte("{}")},
 	&StreamDelete{Group: 2},
 	&Ingest{

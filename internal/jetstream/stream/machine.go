@@ -232,6 +232,9 @@ func (m *Machine) Apply(record []byte) Result {
 		if err = c.Decode(record); err == nil {
 			err = m.Acked(c.Seq)
 		}
+	case command.KindSweep: // its owner's business, who knows the consumers
+		var c command.Sweep
+		err = c.Decode(record)
 	case command.KindIngest:
 		var c command.Ingest
 		if err = c.Decode(record); err == nil {
@@ -621,6 +624,15 @@ func (m *Machine) Acked(seq uint64) error {
 		return nil
 	}
 	if err := m.remove(seq); err != nil && !errors.Is(err, storage.ErrNotFound) {
+		return fmt.Errorf("stream %q: %w", m.cfg.Name, err)
+	}
+	return nil
+}
+
+// Unwanted removes all messages, as nobody needs any of them; it is for streams
+// whose retention is by interest. Like Acked it is part of applying a command.
+func (m *Machine) Unwanted() error {
+	if _, err := m.doPurge("", 0, 0); err != nil {
 		return fmt.Errorf("stream %q: %w", m.cfg.Name, err)
 	}
 	return nil
