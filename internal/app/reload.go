@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 
 	"petiole/internal/config"
@@ -117,6 +118,9 @@ func (n *Node) Reload(next *config.Config) (changed []string, err error) {
 		}
 		if s.how == restarts {
 			p := next.At(s.key)
+			if p.Line == 0 && slices.ContainsFunc(refused, func(o *config.Problem) bool { return strings.HasPrefix(p.Key, o.Key+".") }) {
+				continue // a default, which follows what is refused already
+			}
 			p.What, p.Remedy = "can not change while the program runs", "restart it, or put back what was there; nothing is reloaded"
 			refused = append(refused, p)
 			continue
