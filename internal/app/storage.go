@@ -189,7 +189,7 @@ func writeStat(out io.Writer, st *storagetool.Stat, program string) error {
 		row("damage", "%s", d)
 	}
 	if len(st.Damage) > 0 {
-		row("", "`%s storage verify` says all that is damaged, and `%s storage salvage` repairs the files of streams", program, program)
+		row("", "`%s storage verify` says all that is damaged, and what to do about it", program)
 	}
 	return w.Flush()
 }

@@ -50,6 +50,11 @@ not be repaired.`,
 				} else {
 					err = writeSalvaged(cmd.OutOrStdout(), done)
 				}
+				left, lerr := s.BeyondSalvage()
+				for _, d := range left {
+					fmt.Fprintf(cmd.ErrOrStderr(), "note: damaged, and not a file of a stream: %s: %s\n  remedy: %s\n", d.File, d.Problem, d.Remedy)
+				}
+				err = errors.Join(err, lerr)
 				lost, failed := uint64(0), 0
 				for _, v := range done {
 					if v.Report == nil {
@@ -232,7 +237,7 @@ A backup holds the device key: keep it as you keep the store.`,
 				tellLeftovers(cmd, storagetool.Leftovers(args[0]))
 				m, err := s.Backup(ctx, args[0], o)
 				if errors.Is(err, storagetool.ErrDamaged) {
-					err = fmt.Errorf("%w; repair it with `%s storage salvage`, or copy it as it is with --damaged", err, f.program.Program)
+					err = fmt.Errorf("%w; or copy it as it is with --damaged", err)
 				}
 				if err != nil {
 					return err

@@ -39,7 +39,7 @@ func TestWriteStat(t *testing.T) {
 	}
 	contains(t, b.String(), []string{
 		"cannot be read, see damage", "no file yet", "the file is 3.00 times the size of the messages", "allocated ahead",
-		"`hub storage verify` says all that is damaged, and `hub storage salvage` repairs",
+		"`hub storage verify` says all that is damaged, and what to do about it",
 		"postponed: it needs 70.0 MiB beside the file, the file system has 5.0 MiB; make room",
 	}, []string{"has 71.0 MiB"})
 }

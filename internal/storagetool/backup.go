@@ -134,7 +134,11 @@ func (s *Store) Backup(ctx context.Context, to string, o BackupOptions) (*Manife
 		return fail(err)
 	}
 	if len(r.Damage) > 0 && !o.Damaged {
-		return fail(fmt.Errorf("%w: %s: %s, and %d more", ErrDamaged, r.Damage[0].File, r.Damage[0].Problem, len(r.Damage)-1))
+		d, more := r.Damage[0], ""
+		if n := len(r.Damage) - 1; n > 0 {
+			more = fmt.Sprintf(" (and %d more: %s tells of all)", n, s.command("verify"))
+		}
+		return fail(fmt.Errorf("%w: %s: %s%s; %s", ErrDamaged, d.File, d.Problem, more, d.Remedy))
 	}
 	files, err := s.backupFiles()
 	if err != nil {

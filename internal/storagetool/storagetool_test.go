@@ -246,9 +246,9 @@ func TestFlippedOctets(t *testing.T) {
 		problem    string
 		remedy     string
 	}{
-		{"log header", seg, []int64{33}, 0, 0, "segment header fails its checksum", remedyRestore},
-		{"log batch", seg, []int64{logged}, logged &^ 511, 0, "the record fails its checksum; LSN", remedyRestore},
-		{"log batch header", seg, []int64{4096 + 17}, 4096, 0, "no valid batch header; the log goes on at", remedyRestore},
+		{"log header", seg, []int64{33}, 0, 0, "segment header fails its checksum", remedyLog},
+		{"log batch", seg, []int64{logged}, logged &^ 511, 0, "the record fails its checksum; LSN", remedyLog},
+		{"log batch header", seg, []int64{4096 + 17}, 4096, 0, "no valid batch header; the log goes on at", remedyLog},
 		{"message", msgs, places(t, msgs, "payload number 3"), -1, 3, "it fails its checksum", remedyMessage},
 		{"table of a chunk", msgs, within(t, msgs, "msgs", nil), -1, 0, "chunk of messages from 1 on: it fails its checksum", salvage},
 		{"summary of a subject", msgs, within(t, msgs, "subj", nil), -1, 0, `summary of subject "s.0"`, remedyRebuilt},
@@ -298,14 +298,18 @@ func TestFlippedOctets(t *testing.T) {
 
 // TestLostFiles names the files that are gone.
 func TestLostFiles(t *testing.T) {
-	for _, name := range []string{"meta.db", "wal"} {
+	for name, remedy := range map[string]string{"meta.db": remedyMeta, "wal": remedyLog} {
 		dir := fill(t, nil)
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
-		r := must(open(t, dir).Verify())
-		if len(r.Damage) != 1 || r.Damage[0].File != filepath.Join(dir, name) || r.Damage[0].Remedy != remedyMissing {
+		s := open(t, dir)
+		r := must(s.Verify())
+		if len(r.Damage) != 1 || r.Damage[0].File != filepath.Join(dir, name) || r.Damage[0].Remedy != remedy {
 			t.Errorf("%s: %+v", name, r.Damage)
+		}
+		if left := must(s.BeyondSalvage()); !slices.Equal(left, r.Damage) {
+			t.Errorf("%s, beyond salvage: %+v", name, left)
 		}
 	}
 }

@@ -43,11 +43,12 @@ type Damage struct {
 // What can be done about damage.
 const (
 	remedyRestore = "check the disk, then restore the whole store directory from a backup, or move it away to start empty"
+	remedyLog     = "check the disk, then start the program: it goes on with all that is intact, and tells which messages are lost; or restore the whole store directory from a backup"
 	remedyMessage = "the message is lost and readers pass over it: publish it again if it is to be had elsewhere; check the disk"
 	remedyRebuilt = "nothing to do: it is made anew from the messages when the program starts or next checkpoints; check the disk"
 	remedyMissing = "restore it from a backup, with the rest of the store directory that belongs to it"
 	remedyFloor   = "nothing to do: the next checkpoint of the stream writes it anew; check the disk"
-	remedyMeta    = "check the disk; restore meta.db from a backup of this store directory"
+	remedyMeta    = "check the disk, then start the program: it keeps what is intact of the file and takes the streams from their directories; or restore the whole store directory from a backup"
 )
 
 // remedySalvage is what can be done about a stream's file.
@@ -108,6 +109,18 @@ func (s *Store) Verify() (*Report, error) {
 	return r, nil
 }
 
+// BeyondSalvage returns what is damaged and no repair of a stream's file mends.
+func (s *Store) BeyondSalvage() ([]Damage, error) {
+	r := &Report{salvage: s.remedySalvage()}
+	if _, err := s.verifyMeta(r); err != nil {
+		return nil, err
+	}
+	if _, _, _, err := s.verifyLog(r); err != nil {
+		return nil, err
+	}
+	return r.Damage, nil
+}
+
 func (s *Store) file(rec jetstream.StreamRecord) string {
 	return filepath.Join(s.path(rec.Dir), msgstore.FileName)
 }
@@ -123,7 +136,7 @@ func (r *Report) add(stream, file string, err error) {
 	case errors.As(err, &stale):
 		d.Remedy = remedyMissing
 	case errors.As(err, &le):
-		d.File, d.Offset, d.Problem = le.File, &le.Offset, le.Reason
+		d.File, d.Offset, d.Problem, d.Remedy = le.File, &le.Offset, le.Reason, remedyLog
 	case errors.As(err, &ce):
 		d.File, d.Seq, d.Problem = ce.File, ce.Seq, ce.Reason
 		if ce.Seq != 0 {
@@ -161,7 +174,7 @@ func (s *Store) verifyMeta(r *Report) ([]jetstream.StreamRecord, error) {
 		r.add("", path, err)
 		return nil, nil
 	case errors.Is(err, fs.ErrNotExist):
-		r.Damage = append(r.Damage, Damage{File: path, Problem: "the file is gone: nothing tells which streams there are", Remedy: remedyMissing})
+		r.Damage = append(r.Damage, Damage{File: path, Problem: "the file is gone: nothing tells which streams there are", Remedy: remedyMeta})
 		return nil, nil
 	case err != nil:
 		return nil, err
@@ -199,7 +212,7 @@ func (s *Store) verifyLog(r *Report) (oldest, newest storage.LSN, created map[st
 		return nil
 	})
 	if errors.Is(err, os.ErrNotExist) {
-		r.Damage = append(r.Damage, Damage{File: dir, Problem: "the log is gone", Remedy: remedyMissing})
+		r.Damage = append(r.Damage, Damage{File: dir, Problem: "the log is gone", Remedy: remedyLog})
 		return 0, ^storage.LSN(0), created, nil // said once
 	}
 	if err != nil {
