@@ -10,8 +10,9 @@
 // change and go, batches of an edge with their positions, checkpoints, waiting
 // for hours, clocks set back) and on how each life of the node ends: a clean
 // stop, a kill, a power cut between two operations, in the middle of a write, of
-// a directory change or of a database commit, also during recovery; or an error
-// of a write or sync, after which the process must end.
+// a directory change or of a database commit, also during recovery, or while what
+// no consumer needs any more is being removed in slices; or an error of a write or
+// sync, after which the process must end.
 //
 // After each end the store is opened again and compared with a model (see
 // model_test.go). All commands go through one log, so what is found must be

@@ -36,9 +36,11 @@ type machine struct {
 	cutAt  int // operation to cut at; 0: none
 	failAt int // operation to fail
 	failOp func(simfs.Op) bool
-	err    error  // what it fails with
-	fault  bool   // has failed, or is going to
-	lazy   int    // how many times an operation yields
+	err    error // what it fails with
+	fault  bool  // has failed, or is going to
+	lazy   int   // how many times an operation yields
+	callAt int   // operation to call call at
+	call   func()
 	what   string // the last thing that was made to happen
 
 	// The disk is full from operation fullAt of the workload until roomAt (0: it
@@ -116,7 +118,7 @@ func (m *machine) boot() {
 	m.off.Store(false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ops, m.cutAt, m.failAt, m.what, m.fault = 0, 0, 0, "", false
+	m.ops, m.cutAt, m.failAt, m.callAt, m.what, m.fault = 0, 0, 0, 0, "", false
 	m.lazy = []int{0, 0, 3, 20}[m.rng.IntN(4)]
 	m.wal.SetHook(m.hook)
 	m.fillUp()
@@ -133,6 +135,11 @@ func (m *machine) hook(op simfs.Op, name string) error {
 	m.mu.Lock()
 	m.ops++
 	cut := m.cutAt > 0 && m.ops >= m.cutAt
+	slow := m.callAt > 0 && m.ops >= m.callAt
+	call := m.call
+	if slow {
+		m.call = nil
+	}
 	var err error
 	if m.failAt > 0 && m.ops >= m.failAt && (m.failOp == nil || m.failOp(op)) {
 		m.failAt, err, m.fault = 0, m.err, true
@@ -142,6 +149,12 @@ func (m *machine) hook(op simfs.Op, name string) error {
 		m.what = fmt.Sprintf("cut at %s %s", opName(op), name)
 	}
 	m.mu.Unlock()
+	if slow && call != nil {
+		call()
+	}
+	if slow && op == simfs.OpWrite { // with others the log holds locks that are waited for
+		time.Sleep(time.Millisecond) // what was called comes as far as it can without this disk
+	}
 	if cut {
 		m.powerOff()
 		return simfs.ErrPowerOff
@@ -188,6 +201,27 @@ func (m *machine) plan(kind string) {
 	case "bolteio":
 		m.fault = true
 		m.bolt.FailUpdate(1+m.rng.IntN(1<<m.rng.IntN(5)), simbolt.Fault(m.rng.IntN(2)), syscall.EIO)
+	}
+}
+
+// cutWithin has the power fail at one of the next n operations.
+func (m *machine) cutWithin(n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.cutAt = m.ops + 1 + m.rng.IntN(n)
+}
+
+// callWithin has f called at one of the next n operations; from then on others
+// come as far as they can before each write, until stop is called. It is not for a
+// log that is synced later: that one holds a lock when it does.
+func (m *machine) callWithin(n int, f func()) (stop func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.callAt, m.call = m.ops+1+m.rng.IntN(n), f
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.callAt, m.call = 0, nil
 	}
 }
 

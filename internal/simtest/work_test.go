@@ -74,9 +74,17 @@ func consumed(st *mstream) bool { return len(st.consumers) > 0 }
 
 // work runs n operations.
 func (s *sim) work(n int) {
+	sweepAt := -1
+	if s.midSweep {
+		sweepAt = s.rng.IntN(n)
+	}
 	for i := range n {
 		if s.over() {
 			return
+		}
+		if i == sweepAt {
+			s.sweep()
+			continue
 		}
 		if was := s.m.full.Load(); i > 0 {
 			if s.m.space(i); was != s.m.full.Load() {
@@ -124,6 +132,10 @@ func (s *sim) work(n int) {
 			s.sync()
 		case 25, 26, 27:
 			s.quiesce()
+		case 28:
+			if s.rng.IntN(6) == 0 {
+				s.sweep()
+			}
 		default:
 			for range 1 + s.rng.IntN(8) {
 				s.publish()
@@ -186,14 +198,12 @@ func (s *sim) request(o *op, subject string, body any, format string, args ...an
 }
 
 func (s *sim) create() {
-	names := streamNames
-	if s.m.broken != "" {
-		names = names[:len(names)-1] // of WANT too little stays to be missed
+	if name := streamNames[s.rng.IntN(len(streamNames))]; s.tail.streams[name] == nil {
+		s.createStream(name)
 	}
-	name := names[s.rng.IntN(len(names))]
-	if s.tail.streams[name] != nil {
-		return
-	}
+}
+
+func (s *sim) createStream(name string) {
 	cfg := s.config(name)
 	s.life++
 	life := s.life
@@ -289,10 +299,12 @@ func (s *sim) data() []byte {
 }
 
 func (s *sim) publish() {
-	st := s.pick(takes)
-	if st == nil {
-		return
+	if st := s.pick(takes); st != nil {
+		s.publishTo(st)
 	}
+}
+
+func (s *sim) publishTo(st *mstream) {
 	p := &pub{
 		stream: st.cfg.Name, subject: s.subject(st), expLast: -1, expSubj: -1, data: s.data(), time: time.Now().UnixNano(),
 	}
@@ -394,7 +406,9 @@ func (s *sim) ingest() {
 
 // consumer creates or deletes one.
 func (s *sim) consumer() {
-	st := s.pick(func(st *mstream) bool { return slices.Contains([]string{"KEEP", "RING", "KV", "WORK"}, st.cfg.Name) })
+	st := s.pick(func(st *mstream) bool {
+		return slices.Contains([]string{"KEEP", "RING", "KV", "WORK", "WANT"}, st.cfg.Name)
+	})
 	if st == nil {
 		return
 	}
@@ -402,26 +416,70 @@ func (s *sim) consumer() {
 	if stream == "WORK" {
 		name = "C1" // a work queue has one only
 	}
-	if stream == "WANT" && st.consumers[name] == nil && s.m.wasFull.Load() {
+	if st.consumers[name] == nil {
+		s.createConsumer(st, name)
+	} else if s.rng.IntN(4) == 0 {
+		s.deleteConsumer(st, name)
+	}
+}
+
+func (s *sim) createConsumer(st *mstream, name string) {
+	stream := st.cfg.Name
+	if stream == "WANT" && s.m.wasFull.Load() {
 		return // what one that was deleted has left may not be gone yet, and would be its
 	}
-	if st.consumers[name] != nil {
-		if s.rng.IntN(4) == 0 {
-			s.deliver = slices.DeleteFunc(s.deliver, func(d delivery) bool { return d.stream == stream && d.consumer == name })
-			for key := range s.sent {
-				if strings.HasPrefix(key, ackKey(stream, st.life, name, 0)[:len(ackKey(stream, st.life, name, 0))-1]) {
-					delete(s.sent, key)
-				}
-			}
-			s.request(&op{apply: func(w *world) result { return w.deleteConsumer(stream, name) }},
-				"CONSUMER.DELETE."+stream+"."+name, nil, "delete consumer %s of %s", name, stream)
-		}
-		return
+	cfg := api.ConsumerConfig{Durable: name, AckPolicy: api.AckExplicit}
+	if !st.wants(name, "want.f") {
+		cfg.FilterSubjects = []string{"want.a", "want.b"}
 	}
 	s.inbox(stream, name)
-	req := &api.CreateConsumerRequest{Stream: stream, Config: api.ConsumerConfig{Durable: name, AckPolicy: api.AckExplicit}}
 	s.request(&op{apply: func(w *world) result { return w.createConsumer(stream, name) }},
-		"CONSUMER.DURABLE.CREATE."+stream+"."+name, req, "create consumer %s of %s", name, stream)
+		"CONSUMER.DURABLE.CREATE."+stream+"."+name, &api.CreateConsumerRequest{Stream: stream, Config: cfg}, "create consumer %s of %s", name, stream)
+}
+
+func (s *sim) deleteConsumer(st *mstream, name string) {
+	stream := st.cfg.Name
+	s.deliver = slices.DeleteFunc(s.deliver, func(d delivery) bool { return d.stream == stream && d.consumer == name })
+	for key := range s.sent {
+		if strings.HasPrefix(key, ackKey(stream, st.life, name, 0)[:len(ackKey(stream, st.life, name, 0))-1]) {
+			delete(s.sent, key)
+		}
+	}
+	s.request(&op{apply: func(w *world) result { return w.deleteConsumer(stream, name) }},
+		"CONSUMER.DELETE."+stream+"."+name, nil, "delete consumer %s of %s", name, stream)
+}
+
+// sweep deletes a consumer that keeps many messages, all of which have to go. A
+// checkpoint may come in between, and the end of this life.
+func (s *sim) sweep() {
+	want := func() *mstream { return s.tail.streams["WANT"] }
+	if want() == nil {
+		s.createStream("WANT")
+	}
+	for _, name := range []string{"C1", "C2"} {
+		if !s.over() && want() != nil && want().consumers[name] == nil {
+			s.createConsumer(want(), name)
+		}
+	}
+	if s.over() || want() == nil || len(want().consumers) < 2 {
+		return // the disk is full
+	}
+	for range 5 + s.rng.IntN(15) {
+		s.publishTo(want())
+	}
+	if s.quiesce(); s.over() {
+		return
+	}
+	s.counts.Sweeps++
+	n := 4 + 2*len(want().msgs)/s.slice // operations of the disk that it takes: a write and a sync for each slice
+	if s.midSweep {
+		s.m.cutWithin(n)
+	}
+	if s.relaxed == 0 && s.rng.IntN(2) == 0 {
+		e := s.e
+		defer s.m.callWithin(n, func() { s.running.Go(func() { s.checkpointNow(e) }) })()
+	}
+	s.deleteConsumer(want(), "C1")
 }
 
 func (s *sim) fetch() {
@@ -470,23 +528,24 @@ func (s *sim) acks() {
 // checkpoint makes one, waiting for it or not.
 func (s *sim) checkpoint(wait bool) {
 	e := s.e
-	run := func() {
-		err := e.Checkpoint()
-		if err == nil || s.m.off.Load() || s.m.wasFull.Load() && errors.Is(err, syscall.ENOSPC) {
-			return
-		}
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.checkErr = errors.Join(s.checkErr, err)
-	}
 	s.logf("checkpoint")
 	if wait {
 		s.settle()
-		run()
+		s.checkpointNow(e)
 		s.settle()
 	} else {
-		s.running.Go(run)
+		s.running.Go(func() { s.checkpointNow(e) })
 	}
+}
+
+func (s *sim) checkpointNow(e *jetstream.Engine) {
+	err := e.Checkpoint()
+	if err == nil || s.m.off.Load() || s.m.wasFull.Load() && errors.Is(err, syscall.ENOSPC) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.checkErr = errors.Join(s.checkErr, err)
 }
 
 // sleep lets time pass, so that things expire and are redelivered.
@@ -564,7 +623,7 @@ func (s *sim) drain() {
 			}
 			for i := range st.msgs {
 				seq := st.msgs[i].Seq
-				if !got[seq] && !acked[seq] && !s.sent[ackKey(name, st.life, consumer, seq)] {
+				if st.wants(consumer, st.msgs[i].Subject) && !got[seq] && !acked[seq] && !s.sent[ackKey(name, st.life, consumer, seq)] {
 					s.fail("consumer %s of %s never got message %d, which it has not acknowledged", consumer, name, seq)
 				}
 				delete(got, seq)
