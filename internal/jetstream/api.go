@@ -559,11 +559,11 @@ func (r *request) streamInfo() (any, error) {
 }
 
 // deletedSeqs lists the sequences behind the first message, up to last, that
-// are gone.
+// are gone, those of damaged messages among them.
 func (s *Stream) deletedSeqs(last uint64) ([]uint64, error) {
 	var gone []uint64
 	var next uint64
-	err := s.store.Range(0, func(m storage.Message) bool {
+	err := storage.RangeIntact(s.store, 0, func(m storage.Message) bool {
 		for ; next != 0 && next < min(m.Seq, last+1); next++ {
 			gone = append(gone, next)
 		}

@@ -196,6 +196,37 @@ func TestOversize(t *testing.T) {
 	publish(1, true)
 }
 
+// Who asks what is deleted does not have to wait until a damaged message is given
+// up: it is as good as gone.
+func TestDeletedDetailsOverDamage(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	ctx := testContext(t)
+	s := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	for _, data := range []string{"one", "two", "three", "damage this message", "five"} {
+		must(js.Publish(ctx, "s", []byte(data)))
+	}
+	if err := s.DeleteMsg(ctx, 2); err != nil {
+		t.Fatal(err)
+	}
+	n.stop()
+	files := must(filepath.Glob(filepath.Join(dir, "streams", "*", "msgs.db")))
+	b := must(os.ReadFile(files[0]))
+	if !bytes.Contains(b, []byte("damage this")) {
+		t.Fatal("nothing to damage")
+	}
+	if err := os.WriteFile(files[0], bytes.ReplaceAll(b, []byte("damage this"), []byte("DAMAGE THIS")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n = startNode(t, dir)
+	_, js = n.connect()
+	info, err := must(js.Stream(ctx, "S")).Info(ctx, jetstream.WithDeletedDetails(true))
+	if err != nil || fmt.Sprint(info.State.Deleted) != "[2 4]" {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
+
 // A message damaged on disk is in nobody's way: others come and go, limits
 // and consumers work.
 func TestDamagedMessage(t *testing.T) {

@@ -692,6 +692,28 @@ func TestUpdate(t *testing.T) {
 	r.want("in:1x2 in:2x2 in:4x2")
 }
 
+// What an old filter has passed over comes with the new one, whether or not the
+// machine has looked that far.
+func TestUpdateOfFilter(t *testing.T) {
+	for _, looked := range []bool{false, true} {
+		cfg := explicit
+		cfg.FilterSubject = "a.*"
+		r := newRig(t, "a.1", "b.1", "b.2").start(cfg)
+		r.next("in", "1")
+		if looked {
+			r.next("in", "1") // waits for one
+		}
+		n := *r.m.Config().Clone()
+		n.FilterSubject = "b.*"
+		r.m.Update(r.now, &n)
+		if in := r.m.Info(r.now); in.NumPending != 2 {
+			t.Errorf("%d messages pending, want 2", in.NumPending)
+		}
+		r.next("in", "5")
+		r.want("in:1 in:2 in:3")
+	}
+}
+
 func TestReset(t *testing.T) {
 	r := newRig(t, "a", "b", "c").start(explicit)
 	orig := *r.m.Config()

@@ -673,6 +673,12 @@ func (m *Machine) Update(now time.Time, cfg *api.ConsumerConfig) {
 	m.dirty = true
 	m.configure()
 	m.schedule()
+	refiltered := !sameSet(cfg.Filters(), old.Filters())
+	if refiltered && len(m.skip) == 0 {
+		// What the old filter has passed over is no part of the logged state: the
+		// new one begins behind the last delivery, now and after a restart.
+		m.sseq = m.lastS + 1
+	}
 	if cfg.DeliverSubject != old.DeliverSubject {
 		// The old subscriber will not answer for what it got.
 		m.expired = m.expired[:0]
@@ -691,7 +697,7 @@ func (m *Machine) Update(now time.Time, cfg *api.ConsumerConfig) {
 		m.idle = now.UnixNano()
 	}
 	m.pause(now)
-	if !sameSet(cfg.Filters(), old.Filters()) {
+	if refiltered {
 		m.recount()
 	}
 }
