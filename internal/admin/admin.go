@@ -165,15 +165,17 @@ type Server struct {
 }
 
 // Serve listens on the socket at path and answers with what status returns.
-// A socket left over by a process that was killed is replaced: the caller
-// holds the store directory's lock, so nobody else listens there.
+// A socket left over by a process that was killed is replaced; one that somebody
+// listens on is not, nor is anything else.
 func Serve(path string, status func() Status, log *slog.Logger) (*Server, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("admin socket: %w", err)
-	}
 	name, dir, err := shortName(path)
 	if err != nil {
 		return nil, fmt.Errorf("admin socket: %w", err)
+	}
+	err = removeLeftover(path, name)
+	if err != nil {
+		dir.Close()
+		return nil, err
 	}
 	ln, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", name)
 	if err != nil {
@@ -209,6 +211,30 @@ func Serve(path string, status func() Status, log *slog.Logger) (*Server, error)
 		}
 	}()
 	return s, nil
+}
+
+// removeLeftover removes the socket at path, if nobody listens on it. name is a
+// short name for path.
+func removeLeftover(path, name string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("admin socket: %w", err)
+	}
+	// Windows does not call its sockets so.
+	if fi.Mode()&(fs.ModeSocket|fs.ModeIrregular) == 0 {
+		return fmt.Errorf("admin socket %s: there is something else of that name: move it away, or name another with --socket", path)
+	}
+	if c, err := (&net.Dialer{Timeout: time.Second}).Dial("unix", name); err == nil {
+		c.Close()
+		return fmt.Errorf("admin socket %s: another program listens on it: stop that, or name another with --socket", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("admin socket: %w", err)
+	}
+	return nil
 }
 
 // Close stops answering and removes the socket.

@@ -3,6 +3,7 @@ package admin
 import (
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -24,9 +25,7 @@ func TestAsk(t *testing.T) {
 				t.Fatalf("nothing listens, got %v", err)
 			}
 			// A socket that a killed process left behind is no obstacle.
-			if err := os.WriteFile(path, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			leaveSocket(t, path)
 			want := Status{
 				Program: "edge", PID: 7, Ready: time.Millisecond,
 				JetStream: &JetStream{StoreDir: dir, Streams: []Stream{{Name: "S", Msgs: 3, First: 1, Last: 3}}},
@@ -56,5 +55,54 @@ func TestAsk(t *testing.T) {
 				t.Errorf("closed, got %v", err)
 			}
 		})
+	}
+}
+
+// leaveSocket leaves a socket behind that nobody listens on.
+func leaveSocket(t *testing.T, path string) {
+	name, dir, err := shortName(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	ln, err := net.Listen("unix", name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.(*net.UnixListener).SetUnlinkOnClose(false)
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What is in the socket's place and is not left over stays.
+func TestServeReplacesNothingElse(t *testing.T) {
+	dir := t.TempDir()
+	serve := func(path string) (*Server, error) {
+		return Serve(path, func() Status { return Status{PID: 1} }, slog.New(slog.DiscardHandler))
+	}
+	notes := filepath.Join(dir, "notes")
+	if err := os.WriteFile(notes, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := serve(notes); err == nil || !strings.Contains(err.Error(), "something else") {
+		t.Errorf("in place of a file: %v", err)
+	}
+	if text, err := os.ReadFile(notes); string(text) != "mine" {
+		t.Errorf("the file: %q, %v", text, err)
+	}
+	path := filepath.Join(dir, "socket")
+	s, err := serve(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := serve(path); err == nil || !strings.Contains(err.Error(), "another program listens") {
+		t.Errorf("in place of another's: %v", err)
+	}
+	if st, err := Ask(t.Context(), path); err != nil || st.PID != 1 {
+		t.Errorf("the first one: %+v, %v", st, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }

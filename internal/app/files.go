@@ -21,12 +21,23 @@ func writePID(path string) error {
 	return nil
 }
 
-// removeFile removes a file that this process wrote. That it may be gone
-// already, or in a place that is no longer writable, is no reason to fail.
-func removeFile(path string) {
-	if path != "" {
+// removePID removes the pid file if this process wrote it: not another one's that
+// was started meanwhile, and not a device such as /dev/null. That it may be in a
+// place that is no longer writable is no reason to fail.
+func removePID(path string) {
+	if path == "" || !isFile(path) {
+		return
+	}
+	if pid, err := readPID(path); err == nil && pid == os.Getpid() {
 		_ = os.Remove(path)
 	}
+}
+
+// isFile says whether there is a file at path, and not a device, pipe, directory
+// or symbolic link.
+func isFile(path string) bool {
+	fi, err := os.Lstat(path)
+	return err == nil && fi.Mode().IsRegular()
 }
 
 // portsFile returns the name of the ports file in dir: as nats-server has it,
@@ -69,7 +80,7 @@ func (n *Node) writePorts(dir string) error {
 }
 
 func (n *Node) removePorts(dir string) {
-	if dir != "" {
-		removeFile(portsFile(dir))
+	if path := portsFile(dir); dir != "" && isFile(path) {
+		_ = os.Remove(path)
 	}
 }

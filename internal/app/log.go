@@ -23,6 +23,7 @@ type logFile struct {
 	path  string
 	f     *os.File
 	size  int64
+	file  bool  // not a device or pipe, which can be appended to but not moved aside
 	limit int64 // octets; 0: no bound
 	keep  int   // files, this one included; 0: all
 }
@@ -44,14 +45,14 @@ func (l *logFile) openLocked(path string) error {
 	if err != nil {
 		return fmt.Errorf("open log file: %w", err)
 	}
-	size := int64(0)
+	size, file := int64(0), false
 	if st, err := f.Stat(); err == nil {
-		size = st.Size()
+		size, file = st.Size(), st.Mode().IsRegular()
 	}
 	if l.f != nil {
 		l.f.Close()
 	}
-	l.f, l.path, l.size = f, path, size
+	l.f, l.path, l.size, l.file = f, path, size, file
 	return nil
 }
 
@@ -72,7 +73,7 @@ func (l *logFile) set(c config.Logging) error {
 func (l *logFile) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.limit > 0 && l.size > 0 && l.size+int64(len(p)) > l.limit {
+	if l.limit > 0 && l.file && l.size > 0 && l.size+int64(len(p)) > l.limit {
 		l.rotate(time.Now())
 	}
 	n, err := l.f.Write(p)

@@ -282,7 +282,7 @@ func (n *Node) Stop() error {
 			errs = append(errs, Exit(ExitStorage, fmt.Errorf("close store directory %s: %w", n.Config().JetStream.StoreDir, err)))
 		}
 	}
-	removeFile(n.Config().PIDFile)
+	removePID(n.Config().PIDFile)
 	n.removePorts(n.Config().PortsDir)
 	return errors.Join(errs...)
 }

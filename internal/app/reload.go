@@ -140,7 +140,7 @@ func (n *Node) Reload(next *config.Config) (changed []string, err error) {
 	}
 	undo := func() {
 		if next.PIDFile != cur.PIDFile {
-			removeFile(next.PIDFile)
+			removePID(next.PIDFile)
 		}
 	}
 	if relink {
@@ -176,7 +176,7 @@ func (n *Node) Reload(next *config.Config) (changed []string, err error) {
 	}
 	n.conf.Store(next)
 	if next.PIDFile != cur.PIDFile {
-		removeFile(cur.PIDFile)
+		removePID(cur.PIDFile)
 	}
 	if next.PortsDir != cur.PortsDir || relink {
 		if next.PortsDir != cur.PortsDir {
