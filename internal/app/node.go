@@ -142,6 +142,9 @@ func (n *Node) openStore() error {
 		// If it was killed just before its end, this is a start without the store.
 		n.Log.Warn("a restore of the store was killed before its end; restore the backup again if the store is not the one wanted, and remove what is left, unless the restore still runs", "left", l.Path)
 	}
+	if err := storagetool.CheckEntries(cfg.JetStream.StoreDir); err != nil {
+		return Exit(ExitCannotStore, err)
+	}
 	engine, err := jetstream.Open(jetstream.Options{
 		Account:       n.Broker.Account(),
 		Dir:           cfg.JetStream.StoreDir,

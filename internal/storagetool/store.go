@@ -46,6 +46,9 @@ func Open(dir string) (*Store, error) {
 	if errors.Is(metaErr, fs.ErrNotExist) && errors.Is(walErr, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w: it has neither wal nor meta.db", dir, ErrNoStore)
 	}
+	if err := CheckEntries(dir); err != nil {
+		return nil, err
+	}
 	lock := s.path("LOCK")
 	if _, err := os.Stat(lock); errors.Is(err, fs.ErrNotExist) {
 		return s, nil // to create it would be a change
