@@ -33,6 +33,7 @@ rig() {
 
 programs=(-edge "$bin/edge" -hub "$bin/hub")
 rig crash 40 -kills 9 -edge "$bin/edge-small"
+rig metamorph 60 -rounds 3 -ops 60 -seed 1 -edge "$bin/edge-small"
 rig powercut 60 -cycles 6 "${programs[@]}"
 rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
 rig mutants 240 -rigs "$bin"
