@@ -450,6 +450,9 @@ func (s *mstream) differs(o *ostream, sl *slack, adopt bool) string {
 			}
 			continue
 		}
+		if i < len(o.msgs) && o.msgs[i].Seq < want.Seq {
+			break // that one is reported, not those after it
+		}
 		if !s.mayBeGone(want, i == 0, sl) {
 			return fmt.Sprintf("message %d (%s) is missing", want.Seq, show(want))
 		}

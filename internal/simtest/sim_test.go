@@ -260,8 +260,10 @@ func (s *sim) over() bool { return s.err != nil || s.broken || s.m.off.Load() }
 func (s *sim) runLife(last bool) {
 	s.counts.Lives++
 	end := []string{"", "", "cut", "cut", "cut", "cut", "bolt", "bolt", "bolt", "eio", "sync", "bolteio", "sweep", "sweep", "sweep"}[s.rng.IntN(15)]
-	power := s.rng.IntN(4) > 0      // or the process is killed
-	if s.m.broken == "retryfsync" { // one life in a hundred would show it
+	power := s.rng.IntN(4) > 0 // or the process is killed
+	// A sync that fails is rare, and the next checkpoint has what it lost: one seed
+	// in some hundreds would show it.
+	if s.m.broken == "retryfsync" {
 		end, power = "sync", true
 	}
 	if last {
