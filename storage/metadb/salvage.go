@@ -54,7 +54,7 @@ func (d *DB) ForEachIntact(bucket, prefix string, fn func(key string, value []by
 // keeps it from some of that. Values that are damaged are no reason to.
 func (d *DB) Walk() error {
 	err := d.view(func(tx *bbolt.Tx) error {
-		if err := d.pages(tx); err != nil {
+		if err := boltfile.CheckLengths(tx); err != nil {
 			return err
 		}
 		return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
@@ -65,28 +65,6 @@ func (d *DB) Walk() error {
 		return fmt.Errorf("read %s: %w", d.path, err)
 	}
 	return nil
-}
-
-// pages looks whether pages say that they go on over pages that are free, or over
-// the end: readers do not mind, but the next change would end in a panic.
-func (d *DB) pages(tx *bbolt.Tx) error {
-	for id := 2; ; {
-		info, err := tx.Page(id)
-		if err != nil || info == nil {
-			return err
-		}
-		end := id + 1
-		if info.Type != "free" {
-			end += info.OverflowCount
-		}
-		for id++; id < end; id++ {
-			if over, err := tx.Page(id); err != nil {
-				return err
-			} else if over == nil || over.Type == "free" {
-				return &storage.CorruptError{File: d.path, Reason: fmt.Sprintf("page %d goes on over page %d, which is not its own", info.ID, id)}
-			}
-		}
-	}
 }
 
 // SalvageReport says what a Salvage found.

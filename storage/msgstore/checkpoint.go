@@ -14,6 +14,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"petiole/storage"
+	"petiole/storage/internal/boltfile"
 	"petiole/storage/internal/table"
 )
 
@@ -125,7 +126,7 @@ func (w *writer) write(tx *bbolt.Tx) (done bool, err error) {
 }
 
 func empty(tx *bbolt.Tx, name []byte) error {
-	if err := tx.DeleteBucket(name); err != nil {
+	if err := boltfile.DeleteBucket(tx, name); err != nil {
 		return err
 	}
 	_, err := tx.CreateBucket(name)

@@ -154,7 +154,7 @@ func (w *rewriter) commit() error {
 	}
 	tx := w.tx
 	w.tx = nil
-	if err := tx.Commit(); err != nil {
+	if err := boltfile.Commit(tx); err != nil {
 		_ = tx.Rollback() // why it did not commit says more
 		return failure(err)
 	}

@@ -197,7 +197,9 @@ func (s *salvage) each(bucket []byte, fn func(key, value []byte, e boltpages.Ent
 	}
 	w := s.f.NewWalker(func(d boltpages.Damage) {
 		s.damaged("bucket %q: %v", bucket, &d)
-		s.hidden[string(bucket)] = append(s.hidden[string(bucket)], d)
+		if !d.Whole {
+			s.hidden[string(bucket)] = append(s.hidden[string(bucket)], d)
+		}
 	})
 	var buf, low []byte // low is what may be the next key
 	doubt := false

@@ -45,11 +45,19 @@ func SetTap(t Tap) {
 }
 
 // Update runs a transaction that changes db and returns when it is on disk. All
-// of Petiole's transactions that write go through here.
+// of Petiole's transactions that write go through here. With storage.ErrCorrupt
+// nothing has changed: pages that would have been given free are not as long as they
+// say; see lengths.go.
 //
 // An error of the operating system's is to be had with errors.As, also where
 // bbolt has but its words.
-func Update(db *bbolt.DB, fn func(*bbolt.Tx) error) error {
+func Update(db *bbolt.DB, change func(*bbolt.Tx) error) error {
+	fn := func(tx *bbolt.Tx) error {
+		if err := change(tx); err != nil {
+			return err
+		}
+		return checkLengths(tx)
+	}
 	if t := tap.Load(); t != nil {
 		return withErrno((*t).Update(db, fn))
 	}

@@ -111,6 +111,8 @@ type Damage struct { //nolint:errname // first of all it is a description
 	// Low and High bound the keys that may be missing because of it: they are
 	// not below Low, and below High; nil is no bound.
 	Low, High []byte
+	// Whole says that nothing is missing because of it.
+	Whole bool
 }
 
 // Error describes the damage; Damage is an error for convenience.
@@ -473,6 +475,11 @@ func (w *Walker) page(no uint64, low, high []byte, depth int) error {
 		return nil
 	}
 	run := uint64(h.overflow) + 1
+	if n, ok := f.run(off, h); ok && n != run {
+		w.damage(Damage{Kind: kind, Page: no, Whole: true, Reason: fmt.Sprintf(
+			"it says that it goes on over %d pages, and its content over %d", h.overflow, n-1)})
+		run = n
+	}
 	if run > f.Pages()-no {
 		if kind == KindBranch || f.Pages()-no < 1 {
 			bad(kind, "it goes on beyond the end of the file")
@@ -494,6 +501,32 @@ func (w *Walker) page(no uint64, low, high []byte, depth int) error {
 		return w.leaf(no, off, end, h, low, high)
 	}
 	return w.branch(no, off, end, h, low, high, depth)
+}
+
+// run returns how many pages a branch or leaf takes by its content, which is in
+// the order of its elements, one behind the other; not ok if that is not so.
+func (f *File) run(off int64, h header) (pages uint64, ok bool) {
+	if h.count == 0 {
+		return 1, h.flags == flagLeaf
+	}
+	elements, err := f.table(off, f.size, h, nil)
+	if err != nil {
+		return 0, false
+	}
+	end := int64(len(elements))
+	for i := range h.count {
+		e := elements[i*elementSize:]
+		u32 := func(at int) int64 { return int64(binary.NativeEndian.Uint32(e[at:])) }
+		pos, size := u32(0), u32(4)
+		if h.flags == flagLeaf {
+			pos, size = u32(4), u32(8)+u32(12)
+		}
+		if int64(i)*elementSize+pos != end {
+			return 0, false
+		}
+		end += size
+	}
+	return uint64((headerSize + end + f.pageSize - 1) / f.pageSize), true
 }
 
 // firstKey returns the first key of a branch or leaf, nil if it has none.
@@ -667,7 +700,11 @@ func (f *File) Scan(ctx context.Context, progress func(int), entry func(Entry) e
 		if err != nil || h.flags != flagLeaf || h.count == 0 {
 			continue
 		}
-		run := min(uint64(h.overflow)+1, pages-no)
+		run := uint64(h.overflow) + 1
+		if n, ok := f.run(off, h); ok {
+			run = n
+		}
+		run = min(run, pages-no)
 		end := min(off+int64(run)*f.pageSize, f.size)
 		_, err = f.leaf(no, off, end, h, func(e Entry) error {
 			if f.scanned += int64(len(e.Key) + elementSize); f.scanned > scanFactor*f.size+1<<20 {
