@@ -308,10 +308,11 @@ func TestCutAtEveryOperation(t *testing.T) {
 			}
 		}
 	}
-	ops := 0
+	var counted atomic.Int64 // what prepares the next file counts, too
 	disk := simfs.New(1)
-	disk.SetHook(func(simfs.Op, string) error { ops++; return nil })
+	disk.SetHook(func(simfs.Op, string) error { counted.Add(1); return nil })
 	script(disk, newHistory())
+	ops := int(counted.Load())
 	if ops < 100 {
 		t.Fatalf("the script has %d operations only", ops)
 	}

@@ -52,9 +52,10 @@ const (
 	OpAny  // in a Fault: all of the above but OpRead
 )
 
-// Hook is called before each operation, without locks held; it may block. An
-// error fails the operation: a write may have written some of its sectors then,
-// a sync some of what it had to.
+// Hook is called before each operation, without locks held, by whoever uses the
+// disk, hence also by several goroutines at once; it may block. An error fails
+// the operation: a write may have written some of its sectors then, a sync some
+// of what it had to.
 type Hook func(op Op, name string) error
 
 // FS is a simulated disk. It implements vfs.FS.
