@@ -171,3 +171,37 @@ func (l *Log) writeNote() error {
 	l.recorded = uint64(l.activeNext - 1)
 	return nil
 }
+
+func (l *Log) armIdle() {
+	l.idleArmed, l.idleSeen = true, l.durable.Load()
+	l.idle.Reset(NoteDelay)
+}
+
+// noteDue writes a note if the log has been idle since the timer was set.
+func (l *Log) noteDue() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.idleArmed = false
+	d := l.durable.Load()
+	switch {
+	case l.err != nil || l.closing:
+		return
+	case l.writing || len(l.pend.recs) > 0 || d != l.idleSeen || d != l.written.Load():
+		l.armIdle()
+		return
+	}
+	if l.recorded >= d || l.active.sealed {
+		return // the next segment will tell
+	}
+	l.writing = true
+	l.mu.Unlock()
+	err := l.writeNote()
+	l.mu.Lock()
+	l.writing = false
+	l.closeWait()
+	if err != nil {
+		l.fail(err)
+		return
+	}
+	l.passOnWriter()
+}

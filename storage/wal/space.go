@@ -348,3 +348,13 @@ func (l *Log) Space() Space {
 	}
 	return s
 }
+
+// Space is what the log knows about its room on the file system.
+type Space struct {
+	Full        bool          // the last try to allocate a segment failed for want of space
+	Since       time.Duration // how long it has been so
+	Err         error         // of that try; nil unless Full
+	SegmentSize int64         // bytes that the next segment is allocated with
+	Room        int64         // bytes that Append may still use without a further segment
+	Reserve     int64         // bytes kept for urgent records beyond that
+}

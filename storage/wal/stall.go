@@ -118,3 +118,11 @@ func (w *watchdog) stall() Stall {
 	s.Longest = max(s.Longest, s.Current)
 	return s
 }
+
+// Stall counts writes and syncs that took longer than Options.StallAfter.
+type Stall struct {
+	Op      string        // the call that does not return now, with the file; "" if none
+	Current time.Duration // for how long it has not; 0 if none
+	Longest time.Duration // of those since Open, the current one included
+	Count   uint64        // since Open
+}
