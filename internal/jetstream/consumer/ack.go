@@ -3,6 +3,7 @@ package consumer
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"petiole/internal/jetstream/api"
@@ -138,4 +139,58 @@ func (m *Machine) nak(now time.Time, ref AckRef, arg []byte, replyTo string) {
 	}
 	m.setNak(ref.Seq, ts)
 	m.record(command.KindConsumerNak, ref.Seq, ref.ConsumerSeq, ts, replyTo)
+}
+
+// ParseAck takes a subject $JS.ACK.<stream>.<consumer>.<deliveries>.<stream
+// seq>.<consumer seq>.<ns>.<pending> apart, or the longer form with domain and
+// account hash before the stream. The names alias subject.
+func ParseAck(subj string) (stream, consumer string, ref AckRef, ok bool) {
+	rest, ok := strings.CutPrefix(subj, "$JS.ACK.")
+	if !ok {
+		return "", "", AckRef{}, false
+	}
+	var tok [10]string
+	n := 0
+	for n < len(tok) {
+		t, r, more := strings.Cut(rest, ".")
+		tok[n] = t
+		n++
+		rest = r
+		if !more {
+			break
+		}
+	}
+	t := tok[:n]
+	switch {
+	case n == 7 && rest == "":
+	case n >= 9:
+		t = t[2:]
+	default:
+		return "", "", AckRef{}, false
+	}
+	ref.Deliveries, _ = parseUint(t[2])
+	ref.Seq, ok = parseUint(t[3])
+	if !ok {
+		return "", "", AckRef{}, false
+	}
+	ref.ConsumerSeq, ok = parseUint(t[4])
+	ts, _ := parseUint(t[5])
+	ref.Time = int64(ts)
+	ref.Pending, _ = parseUint(t[6])
+	return t[0], t[1], ref, ok
+}
+
+func parseUint(s string) (uint64, bool) {
+	if len(s) == 0 || len(s) > 20 {
+		return 0, false
+	}
+	var v uint64
+	for i := 0; i < len(s); i++ {
+		c := s[i] - '0'
+		if c > 9 {
+			return 0, false
+		}
+		v = v*10 + uint64(c)
+	}
+	return v, true
 }

@@ -154,3 +154,49 @@ func (m *Machine) requeue(now int64) {
 		m.rdq.push(seq)
 	}
 }
+
+// schedule computes anew when each pending message is to be redelivered.
+func (m *Machine) schedule() {
+	m.dues = m.dues[:0]
+	m.order.reset()
+	for seq := range m.pend {
+		m.order.push(seq)
+	}
+	slices.Sort(m.order.q)
+	for _, seq := range m.order.q {
+		p := m.pend[seq]
+		if p.due = 0; m.rdq.has(seq) {
+			m.pend[seq] = p
+			continue
+		}
+		m.rearm(seq, p)
+	}
+}
+
+// span returns d in nanoseconds; a span so long that a time plus it might not
+// be representable, as a client asks for that means "never", is shortened.
+func span(d time.Duration) int64 {
+	const century = 100 * 365 * 24 * time.Hour
+	return int64(min(d, century))
+}
+
+// ackWait returns how long the message's acknowledgement is waited for.
+func (m *Machine) ackWait(seq uint64) int64 {
+	if l := len(m.cfg.BackOff); l > 0 {
+		return span(m.cfg.BackOff[min(m.redeliv[seq], uint64(l-1))])
+	}
+	return span(m.cfg.AckWait)
+}
+
+// rearm stores p with the due time that its ts asks for.
+func (m *Machine) rearm(seq uint64, p pending) {
+	p.due = 0
+	if w := m.ackWait(seq); w > 0 {
+		p.due = max(p.ts+w, 1)
+		m.dues.push(due{p.due, seq})
+	}
+	m.pend[seq] = p
+	if len(m.dues) > 2*len(m.pend)+1024 {
+		m.dues.filter(func(d due) bool { q, ok := m.pend[d.seq]; return ok && q.due == d.at })
+	}
+}
