@@ -4,6 +4,9 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"petiole/internal/jetstream/api"
+	"petiole/internal/jetstream/command"
+	"petiole/internal/jetstream/stream"
 	"petiole/storage"
 	"petiole/storage/wal"
 )
@@ -162,4 +165,59 @@ func (q *asyncQueue) close() {
 	defer q.mu.Unlock()
 	q.closed = true
 	q.cond.Broadcast()
+}
+
+// call is the tag of a command that an API request waits for. fn is called when
+// it was applied, under the stream's lock: it must not block.
+type call struct {
+	fn func(callResult)
+}
+
+type callResult struct {
+	stream.Result
+	stream *Stream
+	lsn    storage.LSN
+	err    *api.Error
+}
+
+// ackTag is the tag of a lazy record; an empty message is sent to reply when
+// it was applied.
+type ackTag struct{ reply string }
+
+// propose hands in a command and waits until it was applied.
+func (s *Stream) propose(rec []byte) (callResult, error) {
+	if s.memory {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.stopped {
+			return callResult{err: api.ErrStreamNotFound}, nil
+		}
+		r, err := s.applyMemory(rec)
+		return callResult{Result: r, stream: s}, err
+	}
+	return s.e.propose(s.group, rec)
+}
+
+// propose hands in a command and waits until it was applied.
+func (e *Engine) propose(g storage.GroupID, rec []byte) (callResult, error) {
+	ch := make(chan callResult, 1)
+	propose := e.prop.ProposeUrgent // of all requests, creating a stream alone does not help one whose disk is full
+	if command.KindOf(rec) == command.KindStreamCreate {
+		propose = e.prop.Propose
+	}
+	if err := propose(g, &call{fn: func(r callResult) { ch <- r }}, rec); err != nil {
+		if noSpace(err) {
+			return callResult{}, api.ErrInsufficientResources
+		}
+		return callResult{}, err
+	}
+	e.prop.Kick()
+	select {
+	case r := <-ch:
+		return r, nil
+	case <-e.broken:
+		return callResult{}, storage.ErrFailed
+	case <-e.done:
+		return callResult{}, ErrClosed
+	}
 }
