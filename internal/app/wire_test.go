@@ -239,7 +239,7 @@ var dialogues = []dialogue{
 	{name: "lower case", conf: "", steps: []string{"1 connect {\"verbose\":false}\nsub a 1\npub a 1\nx\nunsub 1\nping\n"}},
 	{name: "subscription without id", conf: "", steps: []string{"1 " + quiet + "\nSUB a\n"}, ours: says("Parser Error")},
 	{name: "too many arguments", conf: "", steps: []string{"1 " + quiet + "\nSUB a b c d\n"}, ours: says("Parser Error")},
-	{name: "CONNECT without a document", conf: "", steps: []string{"1 CONNECT\n"}, ours: says("Unknown Protocol Operation")},
+	{name: "CONNECT without a document", conf: "", steps: []string{"1 CONNECT\n"}, ours: says("Parser Error")},
 	{name: "CONNECT with a broken document", conf: "", steps: []string{"1 CONNECT {\"verbose\":fa\n"}, ours: says("Parser Error")},
 	{name: "protocol unknown", conf: "", steps: []string{`1 CONNECT {"verbose":false,"protocol":9}` + "\n"}},
 	{name: "no responders without headers", conf: "", steps: []string{`1 CONNECT {"verbose":false,"no_responders":true}` + "\n"}},

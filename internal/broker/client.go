@@ -2,6 +2,7 @@ package broker
 
 import (
 	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -182,6 +183,9 @@ func (c *client) parse(buf []byte, ev *wire.Event) (r, need int) {
 		c.pub.cache.Forget() // it knows what was permitted
 	}
 	for r < len(buf) && !c.closing.Load() {
+		if c.awaiting.Load() && buf[r]|0x20 != 'c' && c.due() {
+			break
+		}
 		n, more, err := wire.Next(buf[r:], lim, ev)
 		if err != nil {
 			var we *wire.Error
@@ -212,6 +216,13 @@ func (c *client) parse(buf []byte, ev *wire.Event) (r, need int) {
 			c.onPong()
 		case wire.OpConnect:
 			c.onConnect(ev.Arg)
+		case wire.OpInfo:
+			var doc info
+			if json.Unmarshal(ev.Arg, &doc) != nil {
+				c.fail(wire.ErrParser)
+			}
+		case wire.OpErr:
+			c.finish(&clientError{string(ev.Arg)}, "")
 		}
 	}
 	if msgs > 0 {

@@ -32,13 +32,26 @@ type connectArg struct {
 	NewAccount bool   `json:"new_account"`
 }
 
-// due ends clients that do something before they are authenticated. Without
-// CONNECT they count as the user for those without credentials, if there is
-// one: whoever types the protocol need not begin with it.
+// connectChecked is what CONNECT may hold that counts for nothing here, but has
+// to be of the right type.
+type connectChecked struct {
+	JWT           string        `json:"jwt"`
+	Import        *subjectLists `json:"import"`
+	Export        *subjectLists `json:"export"`
+	RemoteAccount string        `json:"remote_account"`
+	ProxySig      string        `json:"proxy_sig"`
+}
+
+type subjectLists struct {
+	Allow []string `json:"allow"`
+	Deny  []string `json:"deny"`
+}
+
+// due ends clients that send anything but CONNECT, however little of it, while
+// they are not authenticated. Without it they count as the user for those
+// without credentials, if there is one: whoever types the protocol need not
+// begin with it.
 func (c *client) due() bool {
-	if !c.awaiting.Load() {
-		return false
-	}
 	if c.srv.set.Load().auth.noAuth != nil {
 		if !c.authenticate(&connectArg{}) {
 			return true
@@ -54,14 +67,18 @@ func (c *client) due() bool {
 // onConnect takes CONNECT. A client that sends another one keeps what that does
 // not mention, but not its subscriptions, and has to prove again who it is.
 func (c *client) onConnect(doc []byte) {
-	arg := connectArg{Echo: true, Verbose: true, Pedantic: true}
+	said := struct {
+		connectArg
+		connectChecked
+	}{connectArg: connectArg{Echo: true, Verbose: true, Pedantic: true}}
 	if c.connected {
-		arg = *c.cred.Load()
+		said.connectArg = *c.cred.Load()
 	}
-	if err := json.Unmarshal(doc, &arg); err != nil {
+	if err := json.Unmarshal(doc, &said); err != nil {
 		c.fail(wire.ErrParser)
 		return
 	}
+	arg := said.connectArg
 	headers := arg.Headers && !c.srv.set.Load().NoHeaders
 	if c.connected {
 		c.unsubscribeAll()

@@ -42,8 +42,9 @@ func TestMappings(t *testing.T) {
 	// What is to be lost reaches nobody, and a requester hears so.
 	r.send("PUB lossy 0\r\n\r\nPUB lossy re 0\r\n\r\nPING\r\n")
 	r.expect("HMSG re 1 32 32\r\nNATS/1.0 503\r\nNats-Subject: \r\n\r\n\r\nPONG\r\n")
-	r.send("PUB in..x 0\r\n\r\n")
-	r.expect("-ERR 'Invalid Publish Subject'\r\n")
+	r.send("PUB in..x 0\r\n\r\nPUB out..x 0\r\n\r\n")
+	const none = "-ERR 'Invalid Publish Subject'\r\n"
+	r.expect(none + "-ERR 'Permissions Violation for Publish to \"in..x\"'\r\n" + none)
 	// What is published inside goes where it says.
 	s.Account().Publish("in.x.y", "", nil, []byte("i"))
 	r.expect("MSG in.x.y 1 1\r\ni\r\n")

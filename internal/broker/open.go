@@ -27,12 +27,17 @@ const recordHandshake = 0x16
 
 // open brings a new connection to where CONNECT may arrive: INFO is sent and
 // TLS, if any, is up. What was read on the way and belongs to the protocol is
-// returned. A PROXY header comes before TLS. A connection that is one too many (full) gets INFO in clear and no
-// more, as with nats-server: its handshake would cost more than refusing it.
+// returned. A PROXY header comes before TLS. A connection that is one too many
+// (full) is not brought up: its handshake would cost more than refusing it. It
+// gets INFO in clear, or nothing where TLS comes first, as with nats-server.
 func (c *client) open(set *settings, full bool) (pre []byte, err error) {
 	to := set.TLSOptions
 	offered := set.TLS != nil && c.kind == ConnStandard
-	first := offered && to.First && !full
+	if full && offered && to.First {
+		c.raw = newDirectWriter(c.conn)
+		return nil, nil
+	}
+	first := offered && to.First
 	start := offered && !to.Optional && !full // whether TLS is to be started
 	proxy := set.ProxyProtocol && c.kind == ConnStandard && !full
 	switch {

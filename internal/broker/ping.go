@@ -7,9 +7,6 @@ import (
 )
 
 func (c *client) onPing() {
-	if c.due() {
-		return
-	}
 	c.reply(linePong)
 	if !c.connected {
 		return

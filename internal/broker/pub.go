@@ -10,9 +10,6 @@ import (
 )
 
 func (c *client) onPub(ev *wire.Event) {
-	if c.due() {
-		return
-	}
 	if ev.HasHdr && !c.headers.Load() {
 		c.fail(wire.ErrHeaders)
 		return
@@ -22,18 +19,22 @@ func (c *client) onPub(ev *wire.Event) {
 		return
 	}
 	e := p.cache.Lookup(ev.Subject)
-	if e.Note&noteValid == 0 {
-		c.sendErrSoon(wire.ErrPublishSubject.Error())
-		if c.noResp && len(ev.Reply) > 0 {
-			c.noResponders(ev.Subject, ev.Reply) // it waits for an answer
-		}
-		return
-	}
-	if c.pedantic && e.Note&noteWild != 0 {
-		c.sendErrSoon(wire.ErrPublishSubject.Error()) // a warning: the message goes on
+	valid := e.Note&noteValid != 0
+	told := c.pedantic && (!valid || e.Note&noteWild != 0)
+	if told {
+		c.sendErrSoon(wire.ErrPublishSubject.Error()) // a warning, if it is valid: the message goes on
 	}
 	if e.Note&notePermitted == 0 && !c.mayRespond(ev.Subject) {
 		c.violation("Permissions Violation for Publish to " + strconv.Quote(string(ev.Subject)))
+		return
+	}
+	if !valid {
+		if !told {
+			c.sendErrSoon(wire.ErrPublishSubject.Error())
+		}
+		if c.noResp && len(ev.Reply) > 0 {
+			c.noResponders(ev.Subject, ev.Reply) // it waits for an answer
+		}
 		return
 	}
 	if len(ev.Reply) > 0 && reservedReply(ev.Reply) {

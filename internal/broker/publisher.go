@@ -67,10 +67,10 @@ func newPublisher(a *Account, c *client) *Publisher {
 		// Requests of the JetStream API carry filters in their subjects
 		// ("$JS.API.CONSUMER.CREATE.S.C.orders.>"): in what is published, "*"
 		// and ">" are tokens like others.
-		if !subject.Valid(subj) {
-			return 0
+		note := uint8(0)
+		if subject.Valid(subj) {
+			note = noteValid
 		}
-		note := uint8(noteValid)
 		if subject.HasWildcard(subj) {
 			note |= noteWild
 		}

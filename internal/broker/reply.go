@@ -3,6 +3,7 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"petiole/internal/wire"
@@ -80,6 +81,11 @@ const (
 	lingerTime  = 500 * time.Millisecond
 	lingerBytes = 4 << 20
 )
+
+// clientError is an error that a client reported by "-ERR".
+type clientError struct{ text string }
+
+func (e *clientError) Error() string { return "the client reports an error: " + strconv.Quote(e.text) }
 
 // fail sends err and ends the connection.
 func (c *client) fail(err *wire.Error) { c.finish(err, err.Error()) }

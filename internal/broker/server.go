@@ -225,7 +225,10 @@ func (s *Server) serve(c *client, set *settings, full bool) {
 	info := c.info.Load()
 	l := s.log.With("cid", id, "name", info.Name, "user", info.User, "addr", c.addr())
 	var we *wire.Error
+	var ce *clientError
 	switch {
+	case errors.As(why, &ce):
+		l.Warn("client left", "reason", why)
 	case why == nil || errors.Is(why, errShutdown) || errors.Is(why, errUserGone) || errors.Is(why, io.EOF):
 		l.Debug("client left")
 	case errors.Is(why, errSlowDeadline) || errors.Is(why, errSlowPending):

@@ -9,6 +9,10 @@ import (
 	"petiole/internal/wire"
 )
 
+// systemGroup is the queue group of nats-server's own subscriptions; clients
+// must not join it.
+const systemGroup = "_sys_"
+
 // subscription is one SUB of a client, or an internal handler.
 type subscription struct {
 	c       *client // nil for a handler
@@ -26,17 +30,13 @@ type subscription struct {
 }
 
 func (c *client) onSub(ev *wire.Event) {
-	if c.due() {
-		return
-	}
-	if !subject.Valid(ev.Subject) {
-		c.sendErrSoon(wire.ErrSubject.Error())
-		return
-	}
 	sub := &subscription{c: c, acc: c.acc, subject: string(ev.Subject), queue: string(ev.Queue), sid: bytes.Clone(ev.SID)}
 	perms := c.perms.Load()
-	if perms != nil {
-		ok, filter := perms.maySubscribe(sub.subject, sub.queue)
+	if perms != nil || sub.queue == systemGroup {
+		ok, filter := false, false
+		if sub.queue != systemGroup {
+			ok, filter = perms.maySubscribe(sub.subject, sub.queue)
+		}
 		if !ok {
 			text := "Permissions Violation for Subscription to " + strconv.Quote(sub.subject)
 			if sub.queue != "" {
@@ -49,6 +49,10 @@ func (c *client) onSub(ev *wire.Event) {
 	}
 	if m := c.srv.set.Load().MaxSubTokens; m > 0 && subject.NumTokens(sub.subject) > m {
 		c.violation("Permissions Violation for Subscription to " + strconv.Quote(sub.subject) + ", too many tokens")
+		return
+	}
+	if !subject.Valid(sub.subject) {
+		c.sendErrSoon(wire.ErrSubject.Error())
 		return
 	}
 	c.mu.Lock()
@@ -72,9 +76,6 @@ func (c *client) onSub(ev *wire.Event) {
 }
 
 func (c *client) onUnsub(ev *wire.Event) {
-	if c.due() {
-		return
-	}
 	c.mu.Lock()
 	sub := c.subs[string(ev.SID)]
 	c.mu.Unlock()

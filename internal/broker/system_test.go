@@ -108,6 +108,9 @@ func TestSystemRequests(t *testing.T) {
 						delete(c, k)
 					}
 					c["uptime"], c["idle"] = "0s", "0s"
+					if c["pending_bytes"].(float64) > 0 { // an answer may be on its way
+						c["pending_bytes"] = 0.0
+					}
 					if l, ok := c["subscriptions_list"].([]any); ok { // the inbox has a name of its own
 						for i, s := range l {
 							if strings.HasPrefix(s.(string), "_ADA.") {

@@ -71,6 +71,10 @@ func (c *client) traceIn(ev *wire.Event) {
 		}
 	case wire.OpOK:
 		b = append(b, "+OK"...)
+	case wire.OpInfo:
+		b = append(append(b, "INFO "...), ev.Arg...)
+	case wire.OpErr:
+		b = append(append(b, "-ERR "...), ev.Arg...)
 	}
 	c.trace("<<-", b)
 }

@@ -13,18 +13,20 @@ const (
 	OpUnsub
 	OpPing
 	OpPong
-	OpOK // "+OK", which clients have no reason to send; to be ignored
+	OpOK   // "+OK", which clients have no reason to send; to be ignored
+	OpErr  // "-ERR", likewise, but the client takes the connection for lost
+	OpInfo // "INFO", likewise; to be ignored if Arg is a JSON object
 )
 
 // Event is one operation. All slices share the memory of the input.
 type Event struct {
 	Op      Op
-	Arg     []byte // OpConnect: the JSON document
+	Arg     []byte // OpConnect, OpInfo: the JSON document; OpErr: the error
 	Subject []byte // OpPub, OpSub; not checked
 	Reply   []byte // OpPub: reply subject, empty if none; not checked
 	Queue   []byte // OpSub: queue group, empty if none
 	SID     []byte // OpSub, OpUnsub: subscription id
-	Max     int    // OpUnsub: messages after which to unsubscribe; 0 is at once
+	Max     int    // OpUnsub: messages after which to unsubscribe; 0 is at once, as is what is no number
 	HasHdr  bool   // OpPub: sent as HPUB
 	Header  []byte // OpPub: header block
 	Data    []byte // OpPub: payload
@@ -77,9 +79,13 @@ func Next(buf []byte, lim Limits, ev *Event) (n, need int, err error) {
 	case 'U', 'u':
 		verb, op = "UNSUB ", OpUnsub
 	case 'C', 'c':
-		verb, op = "CONNECT ", OpConnect
+		verb, op = "CONNECT", OpConnect
+	case 'I', 'i':
+		verb, op = "INFO", OpInfo
 	case '+':
 		verb, op = "+OK", OpOK
+	case '-':
+		verb, op = "-ERR ", OpErr
 	default:
 		return 0, 0, ErrUnknownOp
 	}
@@ -112,7 +118,7 @@ func Next(buf []byte, lim Limits, ev *Event) (n, need int, err error) {
 	}
 	*ev = Event{Op: op}
 	switch op {
-	case OpConnect:
+	case OpConnect, OpInfo, OpErr:
 		ev.Arg = bytes.Trim(line, " \t")
 		return n, 0, nil
 	case OpPub:
@@ -244,11 +250,7 @@ func unsub(line []byte, ev *Event) error {
 	}
 	ev.SID = args[0]
 	if k == 2 {
-		m, ok := number(args[1])
-		if !ok {
-			return ErrParser
-		}
-		ev.Max = m
+		ev.Max, _ = number(args[1])
 	}
 	return nil
 }
