@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 
 	"petiole/storage"
 	"petiole/storage/vfs/simfs"
@@ -15,8 +16,14 @@ import (
 )
 
 // damagedLog makes a log of 12 batches with three records of some 300 bytes each
-// in three segments, stopped by Close or by a power cut.
+// in three segments, stopped by Close or by a power cut before it was idle.
 func damagedLog(t *testing.T, closed bool) (files map[string][]byte, names []string) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { files, names = makeDamagedLog(t, closed) })
+	return files, names
+}
+
+func makeDamagedLog(t *testing.T, closed bool) (files map[string][]byte, names []string) {
 	disk := simfs.New(1)
 	l := open(t, disk, func(o *wal.Options) { o.Reserve, o.SegmentSize = -1, 4096+4*3072+1536 })
 	for i := range 36 {
@@ -351,7 +358,9 @@ func lsnAfter(t *testing.T, l *wal.Log) storage.LSN { return put(t, l, "next") }
 
 // TestFlippedBitsReopened damages a segment that several runs have written to,
 // each behind the closing mark of the one before.
-func TestFlippedBitsReopened(t *testing.T) {
+func TestFlippedBitsReopened(t *testing.T) { synctest.Test(t, testFlippedBitsReopened) }
+
+func testFlippedBitsReopened(t *testing.T) {
 	base := simfs.New(1)
 	const runs, each = 4, 3
 	for run := range runs {
@@ -432,7 +441,9 @@ func TestCleanStartReadsLittle(t *testing.T) {
 
 // TestLargeBatchHeaderDamaged: behind the damaged header of a batch larger than
 // what is searched for the end of a log, its end is still found.
-func TestLargeBatchHeaderDamaged(t *testing.T) {
+func TestLargeBatchHeaderDamaged(t *testing.T) { synctest.Test(t, testLargeBatchHeaderDamaged) }
+
+func testLargeBatchHeaderDamaged(t *testing.T) {
 	disk := simfs.New(1)
 	size := func(o *wal.Options) { o.SegmentSize, o.Reserve = 24<<20, -1 }
 	l := open(t, disk, size)

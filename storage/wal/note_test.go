@@ -188,7 +188,9 @@ func TestNoteOfNewSegment(t *testing.T) {
 
 // TestLossBeforeOnlySegment: what is missing before the only segment there is, or
 // before an empty one, is told at each start.
-func TestLossBeforeOnlySegment(t *testing.T) {
+func TestLossBeforeOnlySegment(t *testing.T) { synctest.Test(t, testLossBeforeOnlySegment) }
+
+func testLossBeforeOnlySegment(t *testing.T) {
 	for _, records := range []int{0, 2} {
 		disk := simfs.New(1)
 		l := open(t, disk, nil)
@@ -212,7 +214,9 @@ func TestLossBeforeOnlySegment(t *testing.T) {
 
 // TestLossBeforeEmptySegment: starts that write nothing do not make more of a
 // loss, nor forget it.
-func TestLossBeforeEmptySegment(t *testing.T) {
+func TestLossBeforeEmptySegment(t *testing.T) { synctest.Test(t, testLossBeforeEmptySegment) }
+
+func testLossBeforeEmptySegment(t *testing.T) {
 	disk := simfs.New(1)
 	l := open(t, disk, nil)
 	put(t, l, "one")

@@ -73,6 +73,7 @@ func TestFullDisk(t *testing.T) {
 				if !errors.Is(err, wal.ErrNoSpace) || errors.Is(err, storage.ErrFailed) {
 					t.Fatalf("the disk is full, but Append says %v", err)
 				}
+				synctest.Wait() // Append is told before OnSpace is
 				s := l.Space()
 				if !s.Full || !vfs.IsNoSpace(s.Err) || s.Reserve < 2*(smallSeg-8192) || s.Room > 2000 {
 					t.Fatalf("state: %+v", s)
@@ -259,6 +260,7 @@ func TestAllocationFails(t *testing.T) {
 				}
 				l.Commit()
 			}
+			synctest.Wait() // Append is told before OnSpace is
 			if got := space.get(); len(got) != 1 || !got[0] {
 				t.Fatalf("operation %d: OnSpace was told %v", op, got)
 			}
@@ -373,7 +375,7 @@ func TestRealFullDisk(t *testing.T) {
 		if full {
 			t.Error("full again")
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("room was not noticed")
 	}
 	if _, err := l.Append(1, nil, payload); err != nil {
