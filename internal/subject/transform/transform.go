@@ -257,14 +257,18 @@ func parse(tok string, stars []int, tail bool) (part, error) {
 		if p.n, err = count(args[0]); err != nil || p.n < 0 {
 			return p, &Error{tok, ErrInvalidArg}
 		}
+		var refs []int
 		for _, a := range args[1:] {
 			n, err := strconv.Atoi(strings.Trim(a, " "))
 			if err != nil {
 				return p, &Error{tok, ErrInvalidArg}
 			}
-			if !wild { // there is but one subject, so all of it does
-				continue
-			}
+			refs = append(refs, n)
+		}
+		if !wild { // there is but one subject, so all of it does
+			return p, nil
+		}
+		for _, n := range refs {
 			at, err := index(n)
 			if err != nil {
 				return p, err

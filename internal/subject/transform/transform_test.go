@@ -86,6 +86,7 @@ func TestErrors(t *testing.T) {
 		{"foo.*", "foo.{{partition()}}", invalid + "function argument is invalid or in the wrong format in {{partition()}}"},
 		{"foo.*", "foo.{{partition(2147483648)}}", invalid + "function argument is invalid or in the wrong format in {{partition(2147483648)}}"},
 		{"foo.*", "{{partition(3,2)}}", invalid + "wildcard index out of range in {{partition(3,2)}}: [2]"},
+		{"foo.*", "{{partition(3,2,x)}}", invalid + "function argument is invalid or in the wrong format in {{partition(3,2,x)}}"},
 		{"foo.*", "{{partition(3,x)}}", invalid + "function argument is invalid or in the wrong format in {{partition(3,x)}}"},
 		{"foo.*", "foo.{{random()}}", invalid + "function argument is invalid or in the wrong format in {{random()}}"},
 		{"foo.*", "foo.{{random(1,2)}}", invalid + "not enough arguments passed to the function in {{random(1,2)}}"},
