@@ -213,8 +213,8 @@ func appendOne(dst []byte, t Type, flags uint8, payload []byte, compress bool) [
 
 // Reader reads frames from a byte stream. It is not for concurrent use.
 type Reader struct {
-	// More, if set, is called when content turns out to need more than one
-	// frame, before more of it is read; its error ends the reading.
+	// More, if set, is called before each further frame of content that needs
+	// more than one; its error ends the reading.
 	More func() error
 
 	r     *bufio.Reader
@@ -255,12 +255,12 @@ func (r *Reader) Next(buf []byte) (Type, []byte, error) {
 		if skip && t < skippable {
 			return 0, buf, fmt.Errorf("%v: %w", t, ErrUnknownType)
 		}
-		if flags&FlagMore != 0 && r.More != nil {
-			if err := r.More(); err != nil {
-				return 0, buf, err
-			}
-		}
 		for flags&FlagMore != 0 {
+			if r.More != nil {
+				if err := r.More(); err != nil {
+					return 0, buf, err
+				}
+			}
 			if skip {
 				buf = buf[:0]
 			}

@@ -10,6 +10,7 @@ const (
 	DefaultIdle      = 5 * time.Second  // without a packet, the link is down
 	DefaultRetryMin  = 5 * time.Second  // back-off after a refusal, doubling
 	DefaultRetryMax  = 60 * time.Second // its upper bound
+	DefaultPart      = 60 * time.Second // for the next frame (64 KiB) of a large message
 	DefaultPort      = 7423             // of the hub, UDP, where a URL names none
 	DefaultMaxMsg    = 64 << 20         // largest message a hub takes, bytes
 )
@@ -34,7 +35,7 @@ type EdgeConfig struct {
 
 // Timing adjusts a link's clocks; zero fields mean the defaults.
 type Timing struct {
-	Reconnect, Attempt, Ping, Idle, RetryMin, RetryMax time.Duration
+	Reconnect, Attempt, Ping, Idle, RetryMin, RetryMax, Part time.Duration
 }
 
 // Auth is how an edge proves that it may use a hub, beside its device key. At

@@ -33,6 +33,7 @@ func (t *Timing) defaults() {
 	set(&t.Idle, DefaultIdle)
 	set(&t.RetryMin, DefaultRetryMin)
 	set(&t.RetryMax, DefaultRetryMax)
+	set(&t.Part, DefaultPart)
 }
 
 // quicConfig is common to both ends. Streams, and windows, differ.

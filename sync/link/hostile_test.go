@@ -217,6 +217,59 @@ func TestOutOfOrderStopsExportOnly(t *testing.T) {
 	h.offer(2) // the connection is still good
 }
 
+// A large message takes as long as the line needs, if it goes on coming.
+func TestLargeMessageOnSlowLine(t *testing.T) {
+	t.Parallel()
+	const part = 3 * time.Second
+	r := newRig(t)
+	r.hub.Close()
+	r.hub = startHub(t, r.hubDir, "127.0.0.1:0", r.sink, func(c *HubConfig) { c.Timing.Part, c.Timing.Idle = part, time.Minute })
+	h := r.dialRaw(t)
+	h.hello(r)
+	s, err := h.conn.OpenUniStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wire := largeBatch()
+	s.Write(frame.AppendOpen(nil, 1))
+	for _, n := range []int{3 * frame.MaxFrame, 2 * frame.MaxFrame, len(wire)} {
+		n = min(n, len(wire))
+		if _, err := s.Write(wire[:n]); err != nil {
+			t.Fatal(err)
+		}
+		if wire = wire[n:]; len(wire) > 0 {
+			time.Sleep(part * 6 / 10)
+		}
+	}
+	r.sink.waitCount(t, "PLANT", 1)
+}
+
+// One that does not go on coming does not keep its place for ever.
+func TestLargeMessageThatStops(t *testing.T) {
+	r := newRig(t)
+	r.hub.Close()
+	r.hub = startHub(t, r.hubDir, "127.0.0.1:0", r.sink, func(c *HubConfig) { c.Timing.Part = 300 * time.Millisecond })
+	h := r.dialRaw(t)
+	h.hello(r)
+	h.export(largeBatch()[:5*frame.MaxFrame])
+	if got := h.closed(); got != frame.CodeTimeout {
+		t.Errorf("closed with %v", got)
+	}
+	if n := r.sink.count("PLANT"); n != 0 {
+		t.Errorf("%d messages stored", n)
+	}
+}
+
+// largeBatch is one message in ten frames.
+func largeBatch() []byte {
+	var b frame.Builder
+	b.Reset(1, 1, 1, 1, frame.Seed(frame.UID{3}, 1, 1))
+	data := make([]byte, 9*frame.MaxPayload)
+	rand.Read(data)
+	b.Msg(1, "s", nil, data)
+	return b.AppendFrames(nil, false)
+}
+
 // Whoever takes nothing makes the hub hold no more than a bounded outbox.
 func TestPingFloodIsBounded(t *testing.T) {
 	r := newRig(t)

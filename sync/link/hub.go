@@ -34,7 +34,6 @@ const (
 	maxOffers       = 256 // exports of one edge at a time
 	largeSlots      = 64  // messages beyond a frame being received, all edges
 	largePerEdge    = 2   // the same, one edge
-	largeTimeout    = 60 * time.Second
 	drainTimeout    = 5 * time.Second
 
 	// Receive windows. What a stranger can make the hub hold is bounded by

@@ -162,7 +162,8 @@ func (c *edgeConn) receive(rs *quic.ReceiveStream) error {
 	rs.SetReadDeadline(time.Time{})
 
 	// A message beyond a frame needs memory out of proportion to what has
-	// arrived: few may be received at a time, and not forever.
+	// arrived: few may be received at a time, and each has to get on. How long
+	// the whole may take is the line's business.
 	slot := false
 	release := func() {
 		if slot {
@@ -173,6 +174,9 @@ func (c *edgeConn) receive(rs *quic.ReceiveStream) error {
 	}
 	defer release()
 	r.More = func() error {
+		if slot {
+			return rs.SetReadDeadline(time.Now().Add(c.h.conf.Timing.Part))
+		}
 		for _, ch := range []chan struct{}{c.large, c.h.large} {
 			select {
 			case ch <- struct{}{}:
@@ -184,7 +188,7 @@ func (c *edgeConn) receive(rs *quic.ReceiveStream) error {
 			}
 		}
 		slot = true
-		return rs.SetReadDeadline(time.Now().Add(largeTimeout))
+		return rs.SetReadDeadline(time.Now().Add(c.h.conf.Timing.Part))
 	}
 	// What a batch adds to its messages is less than two frames.
 	r.SetLimit(c.h.conf.MaxMessage + 2*frame.MaxFrame)
@@ -275,7 +279,7 @@ func (c *edgeConn) streamError(err error) error {
 	}
 	var ne net.Error
 	if errors.As(err, &ne) && ne.Timeout() {
-		return &frame.Error{Code: frame.CodeTimeout, Text: "a message did not arrive in time"}
+		return &frame.Error{Code: frame.CodeTimeout, Text: "a large message has begun, and the next part of it did not arrive in time"}
 	}
 	return fmt.Errorf("read export stream: %w", err)
 }

@@ -22,7 +22,8 @@ type session struct {
 	welcome  frame.Welcome
 	welcomed bool // the hub took us; read after run has returned
 
-	lastPong atomic.Int64 // Unix ns
+	began    time.Time
+	lastPong atomic.Int64 // ns after began: no leap of the wall clock makes the hub look dead
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -35,7 +36,7 @@ type session struct {
 }
 
 func newSession(e *Edge, d *dialed) *session {
-	return &session{e: e, d: d, runs: map[uint32]*run{}, ready: make(chan struct{})}
+	return &session{e: e, d: d, began: time.Now(), runs: map[uint32]*run{}, ready: make(chan struct{})}
 }
 
 // run uses the connection until it ends and returns why it did.
@@ -110,7 +111,7 @@ func (s *session) start() error {
 	}
 	s.out = newOutbox(ctl, s.cancel)
 	s.out.add(h.Append)
-	s.lastPong.Store(time.Now().UnixNano())
+	s.heard()
 	for _, x := range s.e.exports {
 		s.goDo(func() error { return x.drive(s) })
 	}
@@ -130,6 +131,9 @@ func (s *session) goDo(fn func() error) {
 	}()
 }
 
+// heard notes that the hub has answered just now.
+func (s *session) heard() { s.lastPong.Store(int64(time.Since(s.began))) }
+
 // ping keeps the connection alive and watches the hub until the session ends.
 // The pings are what a restarted hub answers with a reset, at once.
 func (s *session) ping() {
@@ -148,7 +152,7 @@ func (s *session) ping() {
 		case <-welcome.C:
 			s.cancel(&frame.Error{Code: frame.CodeTimeout, Text: "the hub did not answer the hello"})
 		case now := <-tick.C:
-			if silent := now.Sub(time.Unix(0, s.lastPong.Load())); silent > deadAfter {
+			if silent := now.Sub(s.began) - time.Duration(s.lastPong.Load()); silent > deadAfter {
 				s.cancel(&frame.Error{Code: frame.CodeTimeout, Text: fmt.Sprintf("the hub has not answered a ping for %v", silent.Round(time.Second))})
 				return
 			}
@@ -239,7 +243,7 @@ func (s *session) handle(t frame.Type, content []byte) error {
 	case frame.TypePing:
 		s.out.add(func(b []byte) []byte { return frame.AppendPong(b, content) })
 	case frame.TypePong:
-		s.lastPong.Store(time.Now().UnixNano())
+		s.heard()
 	case frame.TypeError:
 		fe, err := frame.DecodeError(content)
 		if err != nil {
