@@ -209,14 +209,14 @@ func (s *Stream) consumerInfo(name string) *api.ConsumerInfo {
 	if c == nil {
 		return nil
 	}
-	return c.m.Info(time.Now())
+	return c.m.Info(s.e.moment())
 }
 
 // ConsumerInfos describes the stream's consumers, by name.
 func (s *Stream) ConsumerInfos() []*api.ConsumerInfo {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
+	now := s.e.moment()
 	list := make([]*api.ConsumerInfo, 0, len(s.consumers))
 	for _, name := range slices.Sorted(maps.Keys(s.consumers)) {
 		list = append(list, s.consumers[name].m.Info(now))

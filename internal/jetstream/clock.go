@@ -34,6 +34,10 @@ import (
 //     leap makes an id known for a shorter or longer time. A start has it go on
 //     from the latest time in the window: by what the wall clock says has passed
 //     since, less the leaps that are known, and by nothing if it was set back.
+//   - Timers have the monotonic clock too: what is waited for (acknowledgements,
+//     requests, heartbeats, consumers without use) comes neither earlier nor later
+//     wherever the wall clock goes. A pause ends when the wall clock says so,
+//     within a minute after a leap.
 const (
 	// leapMin is how far the wall clock has to get ahead of the monotonic one
 	// to have leapt rather than been slewed.
@@ -174,7 +178,7 @@ func (c *ageClock) leapt(wall int64, mono time.Duration) bool {
 
 // startClock begins to tell the age of messages, after recovery.
 func (e *Engine) startClock() {
-	e.begun = time.Now()
+	e.begun = e.o.now()
 	newest := int64(0)
 	for _, s := range *e.streams.Load() {
 		newest = max(newest, s.store.State().LastTime)
@@ -231,6 +235,30 @@ func (e *Engine) aged(now time.Time, maxAge time.Duration) int64 {
 		e.log.Warn("the clock has leapt ahead: messages stored before do not expire by that", "by", leapt, "clock", now.UTC())
 	}
 	return aged
+}
+
+// moment returns the time by the clock of timers and consumers: what the wall
+// clock said when the streams began to serve, and what has passed since.
+func (e *Engine) moment() time.Time {
+	now := e.o.now()
+	if e.begun.IsZero() {
+		return now
+	}
+	return e.begun.Add(now.Sub(e.begun))
+}
+
+// skew returns how far the wall clock is ahead of moment. Less than a second is
+// nothing: both clocks are not read in the same instant.
+func (e *Engine) skew() time.Duration {
+	if e.begun.IsZero() {
+		return 0
+	}
+	now := e.o.now()
+	by := now.Round(0).Sub(e.begun.Round(0)) - now.Sub(e.begun)
+	if by.Abs() < time.Second {
+		return 0
+	}
+	return by.Round(time.Millisecond)
 }
 
 // startSteady begins the clock of the window of message ids, where that of the

@@ -1,8 +1,10 @@
 package jetstream
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -165,5 +167,76 @@ func TestWindowAfterRestart(t *testing.T) {
 			t.Errorf("stored at %v: %+v, %v", was.UTC(), ack, err)
 		}
 		n.stop()
+	}
+}
+
+// leaping is a clock whose wall can be set.
+type leaping struct{ by atomic.Int64 }
+
+// now returns a time whose wall clock reading differs from the right one as told,
+// and whose monotonic reading does not: what time.Now returns after the system's
+// clock was set. Package time has no way to make one.
+func (l *leaping) now() time.Time {
+	now := time.Now()
+	leapt := now.Add(time.Duration(l.by.Load()))
+	// In a time with a monotonic reading the first word is the wall clock's, the
+	// second the monotonic one.
+	*(*uint64)(unsafe.Pointer(&now)) = *(*uint64)(unsafe.Pointer(&leapt))
+	return now
+}
+
+// Where the wall clock goes, the consumers' timers do not: what is not
+// acknowledged is delivered again when its time has come, neither earlier nor
+// later, and no consumer in use is given up.
+func TestTimersAndLeaps(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		by   time.Duration
+	}{{"ahead", 400 * 24 * time.Hour}, {"back", -400 * 24 * time.Hour}} {
+		t.Run(tc.name, func(t *testing.T) {
+			clock := new(leaping)
+			n := startNode(t, t.TempDir(), func(o *Options) { o.now = clock.now })
+			_, js := n.connect()
+			ctx := testContext(t)
+			createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+			for range 2 {
+				must(js.Publish(ctx, "s", nil))
+			}
+			again := must(js.CreateConsumer(ctx, "S", jetstream.ConsumerConfig{Durable: "AGAIN", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Second}))
+			later := must(js.CreateConsumer(ctx, "S", jetstream.ConsumerConfig{Durable: "LATER", AckPolicy: jetstream.AckExplicitPolicy, AckWait: time.Hour}))
+			used := must(js.CreateConsumer(ctx, "S", jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: time.Hour}))
+			take := func(c jetstream.Consumer, wait time.Duration) uint64 {
+				t.Helper()
+				m, err := c.Next(jetstream.FetchMaxWait(wait))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return must(m.Metadata()).NumDelivered
+			}
+			take(again, 5*time.Second)
+			take(later, 5*time.Second)
+			clock.by.Store(int64(tc.by))
+			// The first message again, after the second one was taken for the first time.
+			if n := take(again, 5*time.Second); n != 1 {
+				t.Fatalf("the second message was delivered %d times", n)
+			}
+			if n := take(again, 10*time.Second); n != 2 {
+				t.Fatalf("the first message was delivered %d times", n)
+			}
+			if n := take(later, 5*time.Second); n != 1 {
+				t.Fatal("a message was delivered again before its time")
+			}
+			if _, err := later.Next(jetstream.FetchMaxWait(300 * time.Millisecond)); err == nil {
+				t.Fatal("a message was delivered again before its time")
+			}
+			info := must(used.Info(ctx))
+			if d := time.Since(info.TimeStamp.Add(-tc.by)).Abs(); d > time.Minute {
+				t.Errorf("the answer is of %v", info.TimeStamp)
+			}
+			last := must(later.Info(ctx)).Delivered.Last
+			if d := time.Since(last.Add(-tc.by)).Abs(); d > time.Minute {
+				t.Errorf("last delivered at %v", last)
+			}
+		})
 	}
 }

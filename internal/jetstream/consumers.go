@@ -132,7 +132,7 @@ func (s *Stream) watchInterest(c *consumerEntry) {
 			})
 		})
 	})
-	c.m.InterestChanged(time.Now(), s.e.account.HasInterest(subject))
+	c.m.InterestChanged(s.e.moment(), s.e.account.HasInterest(subject))
 }
 
 // withConsumer runs an input of a consumer and delivers what follows from it.
@@ -149,7 +149,7 @@ func (s *Stream) input(c *consumerEntry, input func(now time.Time)) {
 	if s.stopped || !s.live {
 		return
 	}
-	now := time.Now()
+	now := s.e.moment()
 	input(now)
 	if c.m.Pump(now) {
 		s.wakePump()
@@ -181,7 +181,7 @@ func (s *Stream) pump() {
 				return
 			}
 			more = false
-			now := time.Now()
+			now := s.e.moment()
 			for _, c := range s.consumers {
 				if c.m.Pump(now) {
 					more = true
@@ -278,7 +278,7 @@ func (s *Stream) noteConsumer(name string) {
 // putConsumer creates a consumer or gives it a new configuration. The caller
 // holds the lock.
 func (s *Stream) putConsumer(name string, cfg *api.ConsumerConfig, created time.Time) {
-	now := time.Now()
+	now := s.e.moment()
 	if c := s.consumers[name]; c != nil {
 		c.m.Update(now, cfg)
 		if s.live {

@@ -81,6 +81,7 @@ type Options struct {
 	salvage    func(dir string) (msgstore.RepairReport, error) // a test's, instead of repairing
 	// openStore is msgstore.Open, or a test's.
 	openStore func(dir string, o msgstore.Options) (backing, error)
+	now       func() time.Time // time.Now, or a test's clock that leaps
 }
 
 // Defaults of Options.
@@ -242,6 +243,9 @@ func newEngine(o Options) *Engine {
 	}
 	if o.scrubFirst <= 0 {
 		o.scrubFirst = scrubFirst
+	}
+	if o.now == nil {
+		o.now = time.Now
 	}
 	if o.openStore == nil {
 		o.openStore = func(dir string, o msgstore.Options) (backing, error) { return msgstore.Open(dir, o) }

@@ -238,7 +238,7 @@ func (e *Engine) keeper() {
 const idleTicks = 6
 
 func (e *Engine) keep() error {
-	e.aged(time.Now(), 0) // takes note of leaps
+	e.aged(e.o.now(), 0) // takes note of leaps
 	e.makeBallast()
 	e.settleLater()
 	e.takeDownSuspects()

@@ -66,7 +66,7 @@ func (s *Stream) publish(subj, reply, header, data []byte) {
 	}
 	p := pubPool.Get().(*pubReq)
 	p.reply = append(p.reply[:0], reply...)
-	now := time.Now()
+	now := s.e.o.now()
 	p.head = command.AppendPublishHead(p.head[:0], now.UnixNano(), s.steady(now), subj, len(header))
 	p.parts = [3][]byte{p.head, header, data}
 	if err := e.prop.Propose(s.group, p, p.parts[:]...); err != nil {
@@ -111,7 +111,7 @@ func (s *Stream) answer(reply []byte, refused *api.Error) {
 }
 
 func (s *Stream) publishMemory(subject, reply, header, data []byte) {
-	now := time.Now()
+	now := s.e.o.now()
 	rec := command.AppendPublishHead(make([]byte, 0, len(subject)+len(header)+len(data)+32), now.UnixNano(), s.steady(now), subject, len(header))
 	rec = append(append(rec, header...), data...)
 	s.mu.Lock()

@@ -216,7 +216,7 @@ func (s *Stream) newEntry() *consumerEntry {
 }
 
 func (s *Stream) env(k *sink) consumer.Env {
-	return consumer.Env{Sink: k, Messages: s.store, Stream: s.m.Config(), MaxPayload: s.e.o.MaxPayload}
+	return consumer.Env{Sink: k, Messages: s.store, Stream: s.m.Config(), MaxPayload: s.e.o.MaxPayload, Skew: s.e.skew}
 }
 
 // setConfig publishes the machine's configuration.
@@ -273,10 +273,9 @@ func (s *Stream) start() error {
 	s.durable.Store(&st)
 	s.account(st.Bytes)
 	s.e.wal.SetLast(s.group, st.Last) // no record is under way
-	now := time.Now()
-	s.startSteady(now)
+	s.startSteady(s.e.o.now())
 	for _, c := range s.consumers {
-		s.startConsumer(c, now)
+		s.startConsumer(c, s.e.moment())
 	}
 	if err := s.subscribe(); err != nil {
 		return err

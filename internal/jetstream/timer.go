@@ -18,22 +18,23 @@ func (s *Stream) armExpiry() {
 		if age := s.m.Config().MaxAge; age > 0 {
 			slack = min(max(age/20, 5*time.Millisecond), slack)
 		}
-		now := time.Now()
-		s.arm(now.Add(time.Duration(at-s.aged(now)) + slack))
+		s.arm(s.e.moment().Add(time.Duration(at-s.aged(s.e.o.now())) + slack))
 	}
 }
 
-// arm makes the timer fire at t or before. The caller holds the lock.
+// arm makes the timer fire at t, by the clock of [Engine.moment], or before. The
+// caller holds the lock.
 func (s *Stream) arm(t time.Time) {
 	if t.IsZero() || s.stopped || !s.timerAt.IsZero() && !t.Before(s.timerAt) {
 		return
 	}
 	s.timerAt = t
+	in := t.Sub(s.e.moment())
 	if s.timer == nil {
-		s.timer = time.AfterFunc(time.Until(t), s.onTimer)
+		s.timer = time.AfterFunc(in, s.onTimer)
 		return
 	}
-	s.timer.Reset(time.Until(t))
+	s.timer.Reset(in)
 }
 
 // onTimer does what has become due: expiry of messages, and the consumers'
@@ -45,7 +46,7 @@ func (s *Stream) onTimer() {
 		return
 	}
 	s.timerAt = time.Time{}
-	now := time.Now()
+	now := s.e.moment()
 	for name, c := range s.consumers {
 		next := c.m.Deadline()
 		if !next.IsZero() && !next.After(now) {
@@ -60,7 +61,7 @@ func (s *Stream) onTimer() {
 		s.arm(next)
 	}
 	if at, ok := s.m.NextExpiry(); ok && !s.expiring {
-		if aged := s.aged(now); at <= aged {
+		if aged := s.aged(s.e.o.now()); at <= aged {
 			s.expire(aged)
 		} else {
 			s.armExpiry()
@@ -84,7 +85,7 @@ func (s *Stream) expire(now int64) {
 		// There is no room, and perhaps nobody publishes who would bring the
 		// timer back.
 		s.expiring = false
-		s.arm(time.Now().Add(spaceRetry))
+		s.arm(s.e.moment().Add(spaceRetry))
 		return
 	}
 	s.e.prop.Kick()

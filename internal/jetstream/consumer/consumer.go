@@ -41,6 +41,8 @@
 package consumer
 
 import (
+	"time"
+
 	"petiole/internal/jetstream/api"
 	"petiole/storage"
 )
@@ -103,6 +105,9 @@ type Env struct {
 	// MaxPayload bounds message sizes where the stream does not; it is the
 	// burst of a rate limit. 0: 1 MiB.
 	MaxPayload int
+	// Skew returns how far the wall clock, by which pauses end and which Info
+	// shows, is ahead of the clock that methods are told. nil: not at all.
+	Skew func() time.Duration
 }
 
 // AckRef is what an acknowledgement's subject says about the message.

@@ -481,6 +481,29 @@ func TestPause(t *testing.T) {
 	r.want("in:1")
 }
 
+// A pause ends by the wall clock, also if that leaps: up to a minute later.
+func TestPauseAndLeap(t *testing.T) {
+	until := epoch.Add(1000 * time.Hour)
+	cfg := explicit
+	cfg.PauseUntil = &until
+	var skew time.Duration
+	r := newRig(t, "a")
+	r.skew = func() time.Duration { return skew }
+	r.start(cfg)
+	r.next("in", "5")
+	r.pass(5 * time.Minute)
+	r.want("")
+	skew = 999*time.Hour + 30*time.Minute
+	if in := r.m.Info(r.now); !in.Paused || in.PauseRemaining > 25*time.Minute {
+		t.Fatalf("%+v", in)
+	}
+	r.pass(20 * time.Minute)
+	r.want("")
+	skew += time.Hour
+	r.pass(time.Minute)
+	r.want("in:1")
+}
+
 func TestInactive(t *testing.T) {
 	r := newRig(t, "a").start(api.ConsumerConfig{AckPolicy: api.AckExplicit, InactiveThreshold: 10 * time.Second, AckWait: 20 * time.Second})
 	r.next("in", `{"batch":2,"expires":30000000000}`)

@@ -184,6 +184,7 @@ func (s *fakeSink) Acked(seq uint64, logged bool) {
 
 // rig is a consumer "C" of stream "S" with a clock.
 type rig struct {
+	skew  func() time.Duration // of the wall clock; nil: none
 	t     testing.TB
 	st    *fakeStore
 	sink  *fakeSink
@@ -211,7 +212,9 @@ func newRig(t testing.TB, subjects ...string) *rig {
 	return r
 }
 
-func (r *rig) env() Env { return Env{Sink: r.sink, Messages: r.st, Stream: &r.cfg} }
+func (r *rig) env() Env {
+	return Env{Sink: r.sink, Messages: r.st, Stream: &r.cfg, Skew: r.skew}
+}
 
 // start makes the consumer, with the defaults of the API.
 func (r *rig) start(cfg api.ConsumerConfig) *rig {

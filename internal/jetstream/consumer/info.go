@@ -13,18 +13,18 @@ func (m *Machine) Info(now time.Time) *api.ConsumerInfo {
 		Name:           m.name,
 		Created:        m.created.UTC(),
 		Config:         m.cfg.Clone(),
-		Delivered:      api.SequenceInfo{Consumer: m.dseq - 1, Stream: m.lastS, Last: instant(m.lastDlv)},
-		AckFloor:       api.SequenceInfo{Consumer: m.floorD, Stream: m.floorS, Last: instant(m.lastAck)},
+		Delivered:      api.SequenceInfo{Consumer: m.dseq - 1, Stream: m.lastS, Last: m.instant(m.lastDlv)},
+		AckFloor:       api.SequenceInfo{Consumer: m.floorD, Stream: m.floorS, Last: m.instant(m.lastAck)},
 		NumAckPending:  len(m.pend),
 		NumRedelivered: len(m.redeliv),
-		TimeStamp:      now.UTC(),
+		TimeStamp:      m.wall(now).UTC(),
 		PushBound:      m.cfg.Push() && m.active,
 	}
 	if m.cfg.MaxDeliver == 1 {
 		in.NumRedelivered = 0 // there are no redeliveries, only messages given up
 	}
 	if m.paused {
-		in.Paused, in.PauseRemaining = true, m.cfg.PauseUntil.Sub(now)
+		in.Paused, in.PauseRemaining = true, m.cfg.PauseUntil.Sub(m.wall(now))
 	}
 	if st := m.env.Messages.State(); m.sseq <= st.Last && m.npc > 0 {
 		in.NumPending = min(uint64(m.npc), st.Msgs)
@@ -43,10 +43,10 @@ func (m *Machine) Info(now time.Time) *api.ConsumerInfo {
 	return in
 }
 
-func instant(ns int64) *time.Time {
+func (m *Machine) instant(ns int64) *time.Time {
 	if ns == 0 {
 		return nil
 	}
-	t := time.Unix(0, ns).UTC()
+	t := m.wall(time.Unix(0, ns)).UTC()
 	return &t
 }

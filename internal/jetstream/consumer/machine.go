@@ -104,7 +104,9 @@ type Machine struct {
 	pinID    string
 	pinGroup string
 	pinSince time.Time
-	pinUntil int64
+	// pauseLook is when to look whether the pause is over.
+	pauseLook int64
+	pinUntil  int64
 
 	// Scratch.
 	run     command.ConsumerDelivered
@@ -383,7 +385,22 @@ func (m *Machine) StreamUpdated() {
 }
 
 func (m *Machine) pause(now time.Time) {
-	m.paused = m.cfg.PauseUntil != nil && now.Before(*m.cfg.PauseUntil)
+	m.paused = m.cfg.PauseUntil != nil && m.wall(now).Before(*m.cfg.PauseUntil)
+	if m.paused {
+		// The wall clock may leap, and nobody tells of it.
+		end := api.UnixNano(m.cfg.PauseUntil.Add(-m.skew()))
+		m.pauseLook = min(end, now.UnixNano()+int64(time.Minute))
+	}
+}
+
+// wall returns what the wall clock says.
+func (m *Machine) wall(now time.Time) time.Time { return now.Add(m.skew()) }
+
+func (m *Machine) skew() time.Duration {
+	if m.env.Skew == nil {
+		return 0
+	}
+	return m.env.Skew()
 }
 
 func (m *Machine) advise(typ, subj string, a api.ConsumerAdvisory) {

@@ -429,7 +429,7 @@ func (m *Machine) pin(now int64, r *request) {
 	m.pinID = NewName() + NewName()
 	m.pinID = m.pinID[:pinIDLen]
 	m.pinGroup = r.group.Group
-	m.pinSince = time.Unix(0, now).UTC()
+	m.pinSince = m.wall(time.Unix(0, now)).UTC()
 	m.pinUntil = now + span(m.cfg.PinnedTTL)
 	r.group.ID = m.pinID
 	m.advise(api.AdvisoryPinned, api.AdvisoryPinnedSubject, api.ConsumerAdvisory{Group: m.pinGroup, PinnedID: m.pinID})

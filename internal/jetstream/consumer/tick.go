@@ -25,7 +25,7 @@ func (m *Machine) Deadline() time.Time {
 	soon(m.hold)
 	soon(m.pinUntil)
 	if m.paused {
-		soon(api.UnixNano(*m.cfg.PauseUntil))
+		soon(m.pauseLook)
 	}
 	if m.cfg.Push() {
 		if m.active && m.cfg.Heartbeat > 0 {
@@ -58,8 +58,8 @@ func (m *Machine) Tick(now time.Time) (next time.Time, dead bool) {
 		return time.Time{}, false
 	}
 	t := now.UnixNano()
-	if m.paused && !now.Before(*m.cfg.PauseUntil) {
-		m.paused = false
+	if m.paused {
+		m.pause(now)
 	}
 	m.expire(t)
 	if m.pinID != "" && t >= m.pinUntil {
