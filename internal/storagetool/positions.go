@@ -82,6 +82,9 @@ func (s *Store) Positions() (*Positions, error) {
 		}
 		g.Applied = info.Applied
 		floor, err := msgstore.ReadFloor(s.path(r.Dir))
+		if errors.Is(err, fs.ErrNotExist) && g.Applied == 0 {
+			err = nil // the first checkpoint writes it
+		}
 		if err := met(err); err != nil {
 			return nil, err
 		}

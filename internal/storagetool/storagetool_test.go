@@ -411,3 +411,22 @@ func TestDumpNote(t *testing.T) {
 		t.Errorf("of one group: %+v, %v", lines, err)
 	}
 }
+
+// TestPositionsBeforeCheckpoint: of a stream whose first checkpoint is still to
+// come there is no floor, and that is no damage.
+func TestPositionsBeforeCheckpoint(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "copy")
+	fillAndClose(t, func(live string) {
+		if err := os.CopyFS(dir, os.DirFS(live)); err != nil {
+			t.Fatal(err)
+		}
+	})
+	p := must(open(t, dir).Positions())
+	if len(p.Damage) != 0 {
+		t.Errorf("damage %v", p.Damage)
+	}
+	g := p.Groups[len(p.Groups)-1]
+	if g.Stream != "S" || g.Applied != 0 || g.Floor != 0 || g.Pending == 0 {
+		t.Errorf("%+v", g)
+	}
+}
