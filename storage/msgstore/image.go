@@ -162,6 +162,15 @@ type raw struct {
 	rec  []byte
 }
 
+// whole reports whether the lengths that the record says are those that its place
+// in the chunk, which has a checksum of its own, has room for: then they are right,
+// whatever else is damaged.
+func (r raw) whole() bool {
+	var m storage.Message
+	size, err := parseRecord(&m, r.base, r.rec)
+	return err == nil && size == len(r.rec)
+}
+
 // raws are records that point into the map until copyOut.
 type raws struct {
 	rs    []raw
@@ -416,7 +425,11 @@ func (im *image) Metas(from, to uint64, max int, dst []table.Meta) ([]table.Meta
 	subjects := 0
 	for _, r := range out.rs {
 		m, err := im.decode(r) // as good as it gets if it is damaged
-		dst = append(dst, table.Meta{Seq: r.seq, Time: m.Time, Subject: m.Subject, Size: m.Size(), Err: err})
+		size := m.Size()
+		if err != nil && !r.whole() {
+			size = 0
+		}
+		dst = append(dst, table.Meta{Seq: r.seq, Time: m.Time, Subject: m.Subject, Size: size, Err: err})
 		subjects += len(m.Subject)
 	}
 	// Metas are kept for a while: they must not hold on to the contents.

@@ -32,8 +32,8 @@ type Meta struct {
 	Seq     uint64
 	Time    int64
 	Subject string
-	Size    uint64 // as storage.Message.Size
-	Err     error  // a *storage.CorruptError: the other fields are best guesses
+	Size    uint64 // as storage.Message.Size; 0 if Err hides it
+	Err     error  // a *storage.CorruptError: time and subject are best guesses
 }
 
 // End, as the end of what a look-up covers, says that nothing lies beyond.
@@ -288,7 +288,7 @@ func (t *Table) remove(seq uint64) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("remove message %d: %w", seq, err)
 	}
-	// A damaged message's size is a guess, and it may be nobody's. By what guesses
+	// A damaged message's size may be a guess, and it may be nobody's. By what guesses
 	// were wrong goes with the last message of the subject, so that the sums of
 	// subjects and of all stay the same.
 	if s != nil {
@@ -352,7 +352,8 @@ var errFewer = fmt.Errorf("messages of a subject: %w", storage.ErrCorrupt)
 func (t *Table) settle(s *subj, seq uint64) error {
 	err := t.settleEnds(s, seq)
 	if err == errFewer {
-		// Nothing can be found by this subject any more.
+		// Nothing can be found by this subject any more, until a repair.
+		t.goRound(err)
 		s.msgs, err = 0, nil
 	}
 	if err != nil {
@@ -557,8 +558,15 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	}
 	s := t.subjects[m.Subject]
 	// The message is damaged, and must be removable all the same. Whose it
-	// is, the postings know. Its size is taken to be what those of the subject
-	// have on average, which adds up in the end.
+	// is, the postings know. If nothing tells its size, it is taken to be what
+	// those of the subject have on average, until a repair counts them again.
+	size := func(s *subj) uint64 {
+		if m.Size > 0 {
+			return m.Size
+		}
+		t.goRound(m.Err)
+		return s.bytes / s.msgs
+	}
 	has := func(s *subj) (bool, error) {
 		if s == nil || s.msgs == 0 || seq < s.first || seq > s.last {
 			return false, nil
@@ -572,7 +580,7 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	if ok, err := has(s); err != nil {
 		return s, m.Size, err
 	} else if ok {
-		return s, s.bytes / s.msgs, nil
+		return s, size(s), nil
 	}
 	for _, s := range t.list {
 		if t.subjects[s.name] != s {
@@ -581,10 +589,11 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 		if ok, err := has(s); err != nil {
 			return s, m.Size, err
 		} else if ok {
-			return s, s.bytes / s.msgs, nil
+			return s, size(s), nil
 		}
 	}
 	// Nobody's, as the index is damaged too.
+	t.goRound(m.Err)
 	return nil, m.Size, nil
 }
 
