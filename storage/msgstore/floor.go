@@ -28,12 +28,12 @@ import (
 // writes one, and the log's records are given up only after that. Numbers are
 // little endian:
 //
-//	0        4         8            16       32      40        48     56      64     72          76     508
-//	┌────────┬─────────┬────────────┬────────┬───────┬─────────┬──────┬───────┬──────┬───────────┬──────┬────────┐
-//	│ "PTFL" │ version │ generation │ store  │ file  │ applied │ txid │ first │ last │ crc32c of │ zero │ crc32c │
-//	│        │ u32     │ u64        │ id     │ id    │ LSN u64 │ u64  │ u64   │ u64  │ free list │      │ of all │
-//	│        │         │            │ [16]   │ u64   │         │      │       │      │ u32       │      │ before │
-//	└────────┴─────────┴────────────┴────────┴───────┴─────────┴──────┴───────┴──────┴───────────┴──────┴────────┘
+//	0        4         8            16       32      40        48     56      64     72          76      84     508
+//	┌────────┬─────────┬────────────┬────────┬───────┬─────────┬──────┬───────┬──────┬───────────┬───────┬──────┬────────┐
+//	│ "PTFL" │ version │ generation │ store  │ file  │ applied │ txid │ first │ last │ crc32c of │ time  │ zero │ crc32c │
+//	│        │ u32     │ u64        │ id     │ id    │ LSN u64 │ u64  │ u64   │ u64  │ free list │ of    │      │ of all │
+//	│        │         │            │ [16]   │ u64   │         │      │       │      │ u32       │ last  │      │ before │
+//	└────────┴─────────┴────────────┴────────┴───────┴─────────┴──────┴───────┴──────┴───────────┴───────┴──────┴────────┘
 //
 // The slot with the higher generation counts; the generation's lowest bit says
 // which slot it is. txid is the transaction of msgs.db that the slot was written
@@ -58,6 +58,7 @@ type Floor struct {
 	Txid        uint64      // bbolt's number of the transaction that was the last
 	First, Last uint64      // as in the store's State
 	FreeSum     uint32      // CRC32C of the pages with the list of free pages
+	LastTime    int64       // as in the store's State
 	Generation  uint64
 }
 
@@ -71,6 +72,7 @@ func (f *Floor) encode() []byte {
 		b = binary.LittleEndian.AppendUint64(b, n)
 	}
 	b = binary.LittleEndian.AppendUint32(b, f.FreeSum)
+	b = binary.LittleEndian.AppendUint64(b, uint64(f.LastTime))
 	b = b[:floorSum]
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 }
@@ -94,6 +96,7 @@ func decodeFloor(b []byte) (f Floor, err error) {
 	f.First = binary.LittleEndian.Uint64(b[56:])
 	f.Last = binary.LittleEndian.Uint64(b[64:])
 	f.FreeSum = binary.LittleEndian.Uint32(b[72:])
+	f.LastTime = int64(binary.LittleEndian.Uint64(b[76:]))
 	return f, nil
 }
 
@@ -183,7 +186,7 @@ func (s *Store) writeSlot() error {
 		if err != nil {
 			return err
 		}
-		f.Applied, f.First, f.Last = lsn, st.First, st.Last
+		f.Applied, f.First, f.Last, f.LastTime = lsn, st.First, st.Last, st.LastTime
 		f.Txid, f.File = uint64(tx.ID()), im.fileID(tx)
 		f.FreeSum, err = im.freeSum(f.Txid)
 		return err

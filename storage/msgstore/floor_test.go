@@ -19,7 +19,7 @@ func TestFloorRoundTrip(t *testing.T) {
 		n := func(name string) uint64 { return rapid.Uint64().Draw(t, name) }
 		f := Floor{
 			Generation: n("generation"), File: n("file"), Applied: storage.LSN(n("applied")), Txid: n("txid"),
-			First: n("first"), Last: n("last"), FreeSum: rapid.Uint32().Draw(t, "sum"),
+			First: n("first"), Last: n("last"), FreeSum: rapid.Uint32().Draw(t, "sum"), LastTime: rapid.Int64().Draw(t, "time"),
 		}
 		copy(f.Store[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "store"))
 		b := f.encode()

@@ -166,6 +166,9 @@ func (s *salvage) state() error {
 		h := s.hint
 		s.lsn, s.nextID, s.spans = h.applied, h.nextID, h.spans
 		s.st = storage.State{First: h.first, Last: h.last}
+		if s.floor != nil && s.floor.Applied == h.applied {
+			s.st.LastTime = s.floor.LastTime
+		}
 		return nil
 	}
 	if !found || sum.lsn < want {
@@ -190,7 +193,7 @@ func (s *salvage) state() error {
 	case s.floor != nil:
 		s.damaged("the state of the store is lost; that at LSN %d is put together, which the floor file knows", s.floor.Applied)
 		s.lsn = s.floor.Applied
-		s.st = storage.State{First: max(s.floor.First, 1), Last: s.floor.Last}
+		s.st = storage.State{First: max(s.floor.First, 1), Last: s.floor.Last, LastTime: s.floor.LastTime}
 		if found {
 			// Long jumps in the numbering are nowhere else.
 			s.spans, s.nextID = sum.spans, sum.nextID

@@ -675,3 +675,77 @@ func TestSalvageInterrupted(t *testing.T) {
 		}
 	}
 }
+
+// TestLastTimeOutlivesState: the time of the last message, which those that come
+// must not be before, outlives that message and the state in the file.
+func TestLastTimeOutlivesState(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		t.Run(fmt.Sprintf("open %v", open), func(t *testing.T) {
+			dir := filepath.Join(fastDir(t), "store")
+			s, err := Open(dir, Options{Log: quiet(), noSync: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { s.Close() }()
+			for i := range 3 {
+				if _, err := s.Append(storage.Message{Subject: "s", Time: int64(1000 + i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := s.Purge("", 0, 0); err != nil {
+				t.Fatal(err)
+			}
+			checkpoint(t, s, 4)
+			want := s.State()
+			if want.LastTime != 1002 {
+				t.Fatalf("%+v", want)
+			}
+			if !open {
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			path := filepath.Join(dir, FileName)
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			hits, mark := 0, append(slices.Clone(keyState), version)
+			for at := 0; ; at++ {
+				i := bytes.Index(b[at:], mark)
+				if i < 0 {
+					break
+				}
+				at += i
+				if _, err := f.WriteAt([]byte{b[at+len(mark)] ^ 1}, int64(at+len(mark))); err != nil {
+					t.Fatal(err)
+				}
+				hits++
+			}
+			if err := f.Close(); err != nil || hits == 0 {
+				t.Fatal(hits, err)
+			}
+			if open {
+				_, err = s.Repair(t.Context(), nil)
+				if err == nil {
+					err = s.Close()
+				}
+			} else {
+				_, err = Salvage(dir, SalvageOptions{Log: quiet()})
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s, err = Open(dir, Options{Log: quiet(), noSync: true}); err != nil {
+				t.Fatal(err)
+			}
+			if got := s.State(); got != want {
+				t.Errorf("%+v, was %+v", got, want)
+			}
+		})
+	}
+}

@@ -132,9 +132,7 @@ func (s *salvage) fill(w *rewriter) error {
 	}
 	s.report.Lost = s.lost(st, table.NewGone(pages, spans))
 	// What the state says of the last message is right also if that is lost.
-	if s.whole {
-		st.LastTime = s.st.LastTime
-	}
+	st.LastTime = max(st.LastTime, s.st.LastTime)
 	for _, id := range slices.Sorted(maps.Keys(open)) {
 		if seqs := open[id]; len(seqs) > 0 {
 			if err := errors.Join(posts(id, seqs), w.slice()); err != nil {
