@@ -250,7 +250,7 @@ func TestUnknownDirectories(t *testing.T) {
 	if err := must(msgstore.Open(beside, msgstore.Options{})).Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(beside, parkedName), []byte(parkedMagic), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(beside, parkedName), parkedBegin(parkedVersion), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{groupDir(79), "notes"} {

@@ -117,7 +117,7 @@ func TestNewerFormats(t *testing.T) {
 		"command of a stream":       func(dir string) error { return record(dir, 2) },
 		"command of the meta group": func(dir string) error { return record(dir, storage.MetaGroup) },
 		"parked.log": func(dir string) error {
-			return os.WriteFile(streamFile(dir, "parked.log"), []byte("petiole parked 2\nand more"), 0o600)
+			return os.WriteFile(streamFile(dir, "parked.log"), append(parkedBegin(parkedVersion+1), "and more"...), 0o600)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

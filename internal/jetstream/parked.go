@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -20,28 +21,49 @@ import (
 // log while the stream is quarantined. It is read, before the log, when the
 // stream serves again:
 //
-//	┌ "petiole parked 1\n" ┐┌ record ┐┌ record ┐ …
+//	┌ head ┐┌ record ┐┌ record ┐ …
+//
+//	0                   15           16                       20
+//	┌───────────────────┬────────────┬────────────────────────┐
+//	│ "petiole parked\n" │ version u8 │ crc32c of all before   │   head
+//	│                   │            │ u32 LE                 │
+//	└───────────────────┴────────────┴────────────────────────┘
 //
 //	0         4           8            16         20
 //	┌─────────┬───────────┬────────────┬──────────┬────────┐
 //	│ length  │ crc32c of │ LSN u64 LE │ last     │ data   │
-//	│ of data │ all that  │            │ sequence │        │
+//	│ of data │ all that  │            │ sequence │        │   record
 //	│ u32 LE  │ follows   │            │ u32 LE   │        │
 //	│         │ u32 LE    │            │          │        │
 //	└─────────┴───────────┴────────────┴──────────┴────────┘
 //
-// The same record may be in it twice: the later ones of those are passed over.
+// A head that is damaged costs nothing: records begin behind it all the same. The
+// same record may be in it twice: the later ones of those are passed over.
 // The last sequence is that of the log (see wal.Record), so that what lies behind
 // damage tells which sequences it took. What cannot be read may also be what a
 // stop left of a record that was being added: the log still has it then.
 const (
-	parkedName  = "parked.log"
-	parkedMagic = "petiole parked 1\n"
-	parkedKind  = "petiole parked "
-	parkedHead  = 20
+	parkedName    = "parked.log"
+	parkedMagic   = "petiole parked\n"
+	parkedVersion = 1
+	parkedHead    = 20 // octets of the head, and of a record before its data
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// parkedBegin makes the head of a file of some version.
+func parkedBegin(version byte) []byte {
+	b := append([]byte(parkedMagic), version)
+	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
+}
+
+// parkedIs returns the version of a file that begins with b, of parkedHead octets
+// at least; false if they are damaged.
+func parkedIs(b []byte) (version byte, ok bool) {
+	sum := parkedHead - 4
+	version = b[sum-1]
+	return version, bytes.Equal(b[:parkedHead], parkedBegin(version))
+}
 
 // parker appends records to the file in a stream's directory, those that it
 // does not have yet.
@@ -80,7 +102,7 @@ func (p *parker) begin() error {
 		return nil
 	}, func(parkedGap) {})
 	if p.end = p.had; p.end == 0 {
-		p.buf = append(p.buf, parkedMagic...)
+		p.buf = append(p.buf, parkedBegin(parkedVersion)...)
 	}
 	return err
 }
@@ -155,7 +177,7 @@ func (p *parker) close(err error) error {
 type parkedGap struct {
 	offset        int64
 	after, before storage.LSN // records, 0 if there is none
-	room          uint64      // for so many records at most
+	room          uint64      // for so many records at most; 0: it is the head
 }
 
 // scanParked calls fn for the records in a file, whose data is fn's to keep, and
@@ -169,15 +191,15 @@ func scanParked(path string, fn func(r *wal.Record, sum uint32) error, lost func
 	if err != nil {
 		return 0, err
 	}
-	at := len(parkedMagic)
-	switch {
-	case len(b) < at:
+	at := parkedHead
+	if len(b) < at {
 		return 0, nil // it was being made
-	case string(b[:at]) == parkedMagic:
-	case string(b[:len(parkedKind)]) == parkedKind && b[at-1] == '\n':
-		return 0, fmt.Errorf("%s begins with %q, this program knows %q: %w", path, b[:at], parkedMagic, storage.ErrFormat)
-	default:
-		at = 0 // its beginning is damaged
+	}
+	switch version, ok := parkedIs(b); {
+	case !ok:
+		lost(parkedGap{})
+	case version != parkedVersion:
+		return 0, fmt.Errorf("%s is of version %d, this program knows version %d: %w", path, version, parkedVersion, storage.ErrFormat)
 	}
 	last, bad := storage.LSN(0), at // of the record before; where what cannot be read begins
 	miss := func(end int, next storage.LSN) {
@@ -237,6 +259,10 @@ func (e *Engine) readParked(s *Stream) error {
 		n++
 		return s.replay(&wal.Record{LSN: r.LSN, Group: s.group, Last: r.Last, Data: r.Data})
 	}, func(g parkedGap) {
+		if g.room == 0 {
+			e.log.Warn("the head of what was parked of the log for a stream is damaged; nothing is lost with it", "stream", s.name, "file", path)
+			return
+		}
 		l := wal.Lost{First: max(g.after, s.applied) + 1}
 		l.Last = l.First + storage.LSN(g.room) - 1
 		if g.before > g.after {

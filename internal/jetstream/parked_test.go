@@ -25,7 +25,7 @@ import (
 func TestDamagedParkedLog(t *testing.T) {
 	for _, test := range []struct {
 		name   string
-		hit    int // record, from 0; -1: the beginning of the file
+		hit    int // record, from 0; -1: the beginning of the file; -2: the version there
 		cut    bool
 		missed []storage.Span
 	}{
@@ -33,6 +33,7 @@ func TestDamagedParkedLog(t *testing.T) {
 		{name: "the last", hit: 4, missed: []storage.Span{{First: 15, Last: 15}}},
 		{name: "the last, cut", hit: 4, cut: true, missed: []storage.Span{{First: 15, Last: 15}}},
 		{name: "the beginning", hit: -1},
+		{name: "the version", hit: -2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -58,7 +59,7 @@ func TestDamagedParkedLog(t *testing.T) {
 			var at []int64
 			eventually(t, "its records are parked", func() bool {
 				at = nil
-				end := int64(len(parkedMagic))
+				end := int64(parkedHead)
 				_, err := scanParked(parked, func(r *wal.Record, _ uint32) error {
 					at = append(at, end)
 					end += int64(parkedHead + len(r.Data))
@@ -76,8 +77,10 @@ func TestDamagedParkedLog(t *testing.T) {
 			b := must(os.ReadFile(parked))
 			at = at[len(at)-5:]
 			switch {
-			case test.hit < 0:
+			case test.hit == -1:
 				b[3] ^= 1
+			case test.hit == -2:
+				b[len(parkedMagic)] ^= 3 // 1 becomes 2
 			case test.cut:
 				b = b[:at[test.hit]+parkedHead/2]
 			default:
@@ -130,7 +133,7 @@ func TestDamagedParkedLog(t *testing.T) {
 // A file of another version is not passed over, and not removed.
 func TestParkedLogOfAnotherVersion(t *testing.T) {
 	path := filepath.Join(t.TempDir(), parkedName)
-	if err := os.WriteFile(path, []byte("petiole parked 2\n........................................"), 0o600); err != nil {
+	if err := os.WriteFile(path, append(parkedBegin(parkedVersion+1), "........................................"...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	_, err := scanParked(path, func(*wal.Record, uint32) error { return nil }, func(parkedGap) {})
