@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -32,8 +33,9 @@ import (
 //	file       tar, compressed by zstd:  backup.json  store/meta.db  store/wal/…  …  manifest.json
 //	directory  DIR/                      backup.json  store/meta.db  store/wal/…  …  manifest.json
 //
-// backup.json says the version of the format, so that a program that does not
-// know it says so at once. A backup without manifest.json is not complete.
+// backup.json says the version of the format, with a checksum over it, so that a
+// program that does not know it says so at once, and takes no damage for another.
+// A backup without manifest.json is not complete.
 const (
 	backupFormat = 1
 	headName     = "backup.json"
@@ -67,9 +69,16 @@ var (
 type backupHead struct {
 	Petiole string `json:"petiole"` // "store backup"
 	Format  int    `json:"format"`
+	CRC32C  string `json:"crc32c"` // see sum; these three stay the same in all formats
 }
 
 const headText = "store backup"
+
+// sum returns the checksum of the other fields.
+func (h *backupHead) sum() string {
+	text := fmt.Sprintf("%s %d", h.Petiole, h.Format)
+	return fmt.Sprintf("%08x", crc32.Checksum([]byte(text), crc32.MakeTable(crc32.Castagnoli)))
+}
 
 // Manifest says what a backup holds.
 type Manifest struct {
@@ -195,7 +204,9 @@ func isDir(dir string) bool {
 }
 
 func (s *Store) backup(ctx context.Context, w backupWriter, m *Manifest, files []string) error {
-	if err := addDocument(w, headName, backupHead{headText, backupFormat}, m.Created); err != nil {
+	head := backupHead{Petiole: headText, Format: backupFormat}
+	head.CRC32C = head.sum()
+	if err := addDocument(w, headName, head, m.Created); err != nil {
 		return err
 	}
 	for _, name := range files {
@@ -489,7 +500,10 @@ func unpack(ctx context.Context, r backupReader, tmp string) (*Manifest, error) 
 					return nil, fmt.Errorf("%w: its beginning cannot be read: %w", ErrBadBackup, bad)
 				}
 				var version *versionError
-				if errors.As(err, &version) {
+				switch {
+				case errors.Is(err, ErrBadBackup):
+					return nil, err
+				case errors.As(err, &version):
 					return nil, fmt.Errorf("%w that this program knows: %w", ErrNotBackup, err)
 				}
 				return nil, ErrNotBackup
@@ -548,6 +562,9 @@ func isHead(name string, size int64, data io.Reader, err error) error {
 	var h backupHead
 	if err := json.NewDecoder(data).Decode(&h); err != nil || h.Petiole != headText {
 		return fmt.Errorf("%s makes no sense: %w", headName, errOr(err))
+	}
+	if h.CRC32C != h.sum() {
+		return fmt.Errorf("%w: %s fails its checksum", ErrBadBackup, headName)
 	}
 	if h.Format != backupFormat {
 		return &versionError{h.Format}

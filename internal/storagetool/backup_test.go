@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -158,6 +159,13 @@ func TestBadBackups(t *testing.T) {
 		}
 		return p
 	}
+	inDir := func(name string, fn func([]byte) []byte) string {
+		p := cut(goodDir, name)
+		if err := os.WriteFile(filepath.Join(p, name), fn(must(os.ReadFile(filepath.Join(goodDir, name)))), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
 	type test struct {
 		name, path string
 		want       error
@@ -180,8 +188,13 @@ func TestBadBackups(t *testing.T) {
 		{"something else", write([]byte("#!/bin/sh\n")), ErrNotBackup},
 		{"no manifest", edit("manifest.json", func([]byte) []byte { return nil }), ErrBadBackup},
 		{"another version", edit("backup.json", func(b []byte) []byte {
-			return bytes.Replace(b, []byte(`"format": 1`), []byte(`"format": 2`), 1)
+			h := backupHead{Petiole: headText, Format: backupFormat + 1}
+			h.CRC32C = h.sum()
+			return must(json.Marshal(h))
 		}), ErrNotBackup},
+		{"a version that is damaged", inDir("backup.json", func(b []byte) []byte {
+			return bytes.Replace(b, []byte(`"format": 1`), []byte(`"format": 3`), 1)
+		}), ErrBadBackup},
 		{"another file", edit("store/meta.db", func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), ErrBadBackup},
 		{"a longer file", edit("store/meta.db", func(b []byte) []byte { return append(b, 0) }), ErrBadBackup},
 		{"a file less", edit("store/meta.db", func([]byte) []byte { return nil }), ErrBadBackup},
