@@ -136,6 +136,13 @@ func TestRemovalOverDamage(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.drop(func(m storage.Message) bool { return inSpans(r.Lost, m.Seq) })
+			var octets uint64
+			for _, m := range p.msgs {
+				octets += m.Size()
+			}
+			if st := s.State(); st.Bytes != octets {
+				t.Errorf("%d octets, want %d", st.Bytes, octets)
+			}
 			if what == "messages" && len(r.Lost) == 0 || what == "postings" && len(r.Lost) > 0 {
 				t.Errorf("lost: %v", r.Lost)
 			}
@@ -152,6 +159,39 @@ func TestRemovalOverDamage(t *testing.T) {
 			p.exact(t, s)
 		})
 	}
+}
+
+// TestHiddenSizes removes the messages of destroyed pages: of each subject those
+// that are left count what they have, as soon as none of the others is left.
+func TestHiddenSizes(t *testing.T) {
+	p := newSample(t, 2000)
+	s := p.open(t, p.dir)
+	defer func() { s.Close() }()
+	first := s.State().First
+	destroy(t, p.dir, p.pagesOf(first+100, first+160)...)
+	hidden := 0
+	for seq := first; seq < first+400; seq++ {
+		if _, ok := p.msgs[seq]; !ok {
+			continue
+		}
+		if _, err := s.Load(seq); err == nil {
+			continue
+		}
+		if _, err := s.Remove(seq); err != nil {
+			t.Fatal(err)
+		}
+		delete(p.msgs, seq)
+		p.deleted[seq] = true
+		hidden++
+	}
+	var octets uint64
+	for _, m := range p.msgs {
+		octets += m.Size()
+	}
+	if st := s.State(); st.Bytes != octets || hidden < 20 {
+		t.Errorf("%d octets without %d messages, want %d", st.Bytes, hidden, octets)
+	}
+	p.exact(t, s)
 }
 
 // TestPurgeOverDamage purges a store of which nothing can be read any more but the
@@ -188,8 +228,8 @@ func TestPurgeOverDamage(t *testing.T) {
 }
 
 // A damaged message counts with the size that its record has room for, when it is
-// removed: limits go by the sums. If its record does not tell its size, that is a
-// guess, which a repair is told of, and which goes with the last of the subject.
+// removed: limits go by the sums. If its record does not tell its size, a repair is
+// told of it, and it counts with what its subject has beyond the others.
 func TestSumsOverDamage(t *testing.T) {
 	large := bytes.Repeat([]byte{0x5A}, 100_000)
 	sizes := func(msgs ...storage.Message) (n uint64) {
@@ -200,8 +240,8 @@ func TestSumsOverDamage(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		at     int // from the beginning of the message's data
-		guess  bool
+		at     int  // from the beginning of the message's data
+		hidden bool // its size
 		remove []uint64
 		left   []int // indexes
 	}{
@@ -266,10 +306,10 @@ func TestSumsOverDamage(t *testing.T) {
 			for _, i := range c.left {
 				left = append(left, msgs[i])
 			}
-			if st := s.State(); st.Msgs != uint64(len(left)) || (!c.guess || len(left) == 1) && st.Bytes != sizes(left...) {
+			if st := s.State(); st.Msgs != uint64(len(left)) || st.Bytes != sizes(left...) {
 				t.Errorf("%d messages of %d octets are left, want %d of %d", st.Msgs, st.Bytes, len(left), sizes(left...))
 			}
-			if c.guess != (told > 0) {
+			if c.hidden != (told > 0) {
 				t.Errorf("a repair is told of it %d times", told)
 			}
 			if _, err := s.Repair(t.Context(), nil); err != nil {

@@ -97,3 +97,57 @@ func (t *Table) look(s *subj, from, to uint64, n int, dst []uint64) (seqs []uint
 	}
 	return dst, through, nil
 }
+
+// hidden is what damage hides of a subject's messages: so many of them do not tell
+// their size, and have that many octets together.
+type hidden struct{ msgs, bytes uint64 }
+
+// hiddenRead is how many messages of a subject are looked at to find out what
+// others, which damage hides, have.
+const hiddenRead = 4096
+
+// guess returns the size of a message of s that is about to be removed, and does
+// not tell its size: what the subject has beyond those that do, which is right if
+// it is the only one, and right in the end, when all of them are removed.
+func (t *Table) guess(s *subj) uint64 {
+	h := t.hidden[s.name]
+	if h.msgs == 0 {
+		if s.msgs <= hiddenRead {
+			h = t.hides(s)
+		}
+		if h.msgs == 0 { // a repair will tell
+			return s.bytes / s.msgs
+		}
+	}
+	size := h.bytes / h.msgs
+	if t.hidden == nil {
+		t.hidden = map[string]hidden{}
+	}
+	t.hidden[s.name] = hidden{h.msgs - 1, h.bytes - size}
+	return size
+}
+
+// hides finds out what damage hides of a subject's messages; nothing if it hides
+// which there are.
+func (t *Table) hides(s *subj) (h hidden) {
+	seqs, err := t.seqsOf(s, s.last+1, nil)
+	if err != nil || uint64(len(seqs)) != s.msgs {
+		return hidden{}
+	}
+	var buf []Meta
+	h.bytes = s.bytes
+	for _, seq := range seqs {
+		size := uint64(0)
+		if sl := t.slot(seq); sl != nil {
+			size = sl.size()
+		} else if buf, _, err = t.image.Metas(seq, seq, 1, buf[:0]); err == nil && len(buf) > 0 {
+			size = buf[0].Size
+		}
+		if size == 0 {
+			h.msgs++
+		} else if h.bytes -= size; h.bytes > s.bytes {
+			return hidden{} // the sums are damaged
+		}
+	}
+	return h
+}

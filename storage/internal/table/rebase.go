@@ -81,7 +81,7 @@ func Rebase(t, fresh *Table, lsn storage.LSN, lost []storage.Span) ([]storage.Sp
 	t.msgs, t.bytes, t.first, t.last = fresh.msgs, fresh.bytes, fresh.first, fresh.last
 	t.firstTime, t.lastTime = fresh.firstTime, fresh.lastTime
 	t.gone, t.live, t.subjects, t.list = fresh.gone, fresh.live, fresh.subjects, fresh.list
-	t.complete, t.broken, t.hurt = fresh.complete, nil, nil
+	t.complete, t.broken, t.hurt, t.hidden = fresh.complete, nil, nil, nil
 	t.thaws++
 	t.listGen++
 	t.nextID = max(t.nextID, fresh.nextID)

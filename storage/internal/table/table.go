@@ -93,8 +93,10 @@ type Table struct {
 	broken   error
 	loading  sync.Mutex
 	// hurt is damage of the image that a removal has gone round; onHurt is told.
+	// hidden is what sizes it hides, by subject, as far as anybody has asked.
 	hurt   error
 	onHurt func(error)
+	hidden map[string]hidden
 	// list holds all of subjects and some that are no longer, in the order in
 	// which they came; it is only appended to within a list generation, so that
 	// matching can go over a snapshot of it without the lock.
@@ -361,6 +363,7 @@ func (t *Table) settle(s *subj, seq uint64) error {
 	}
 	if s.msgs == 0 {
 		t.live--
+		delete(t.hidden, s.name)
 		s.first, s.last, s.bytes = 0, 0, 0
 		s.recent, s.ahead = s.recent[:0], nil
 		if t.image == nil {
@@ -558,14 +561,13 @@ func (t *Table) owner(seq uint64) (*subj, uint64, error) {
 	}
 	s := t.subjects[m.Subject]
 	// The message is damaged, and must be removable all the same. Whose it
-	// is, the postings know. If nothing tells its size, it is taken to be what
-	// those of the subject have on average, until a repair counts them again.
+	// is, the postings know.
 	size := func(s *subj) uint64 {
 		if m.Size > 0 {
 			return m.Size
 		}
 		t.goRound(m.Err)
-		return s.bytes / s.msgs
+		return t.guess(s)
 	}
 	has := func(s *subj) (bool, error) {
 		if s == nil || s.msgs == 0 || seq < s.first || seq > s.last {
@@ -699,7 +701,7 @@ func (t *Table) purgeAll() uint64 {
 	t.gone = gone{}
 	t.subjects = make(map[string]*subj)
 	t.complete = true // whatever the image has
-	t.broken, t.hurt = nil, nil
+	t.broken, t.hurt, t.hidden = nil, nil, nil
 	t.thaws++
 	t.list = nil
 	t.listGen++
