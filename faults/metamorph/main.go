@@ -7,9 +7,12 @@
 // stream, every consumer's positions. A message has to be what was published,
 // too.
 //
-// With -rot it also overwrites places in the streams' files while the edge runs.
-// Then messages may be lost before everything is taken down, but none may have
-// other bytes than were published, and none may be lost afterwards.
+// With -rot it also overwrites places in the streams' files while the edge runs,
+// among the operations and once more when there are none. That messages are damaged
+// and that streams are being repaired it takes for answers for a while, which have to
+// pass. Then messages may be lost before everything is taken down, if that is told,
+// but none may have other bytes than were published, none may be lost afterwards,
+// and sums have to be those of the messages.
 //
 //	go run ./faults/metamorph -rounds 200
 //	go run ./faults/metamorph -rounds 50 -rot 5
@@ -109,7 +112,7 @@ func (o options) all(ctx context.Context, site *rig.Site) error {
 		killed := w.r.IntN(4) > 0
 		n, err := o.round(ctx, t, w, killed)
 		if err != nil {
-			return fmt.Errorf("round %d (%s): %w\nlast done:\n%s", round, how(killed), err, w.recent(40))
+			return fmt.Errorf("round %d (%s): %w\nlast done:\n%s", round, how(killed), err, w.recent(100))
 		}
 		if killed {
 			kills++
@@ -123,8 +126,8 @@ func (o options) all(ctx context.Context, site *rig.Site) error {
 	if err := t.process().Stop(20 * time.Second); err != nil {
 		return err
 	}
-	fmt.Printf("metamorph: seed %d: %d cycles, %d of them kills, in %v; %d operations, %d places overwritten; acknowledged %d, found %d, missing 0, different 0\n",
-		o.seed, o.rounds, kills, time.Since(begin).Round(time.Second), w.done, w.flips, w.acked, found)
+	fmt.Printf("metamorph: seed %d: %d cycles, %d of them kills, in %v; %d operations, %d places overwritten, %d messages lost by that and told of; acknowledged %d, found %d, missing 0, different 0\n",
+		o.seed, o.rounds, kills, time.Since(begin).Round(time.Second), w.done, w.flips, w.missing, w.acked, found)
 	return nil
 }
 
@@ -155,6 +158,11 @@ func (o options) round(ctx context.Context, t *target, w *work, killed bool) (in
 	if err != nil {
 		return 0, err
 	}
+	if o.rot > 0 {
+		if before, err = w.rot(ctx, t.store(), o.rot, before); err != nil {
+			return 0, err
+		}
+	}
 	w.nc.Close()
 	if killed {
 		t.process().Kill()
@@ -164,7 +172,11 @@ func (o options) round(ctx context.Context, t *target, w *work, killed bool) (in
 	if err := w.start(ctx, t); err != nil {
 		return 0, err
 	}
-	after, err := w.look(ctx)
+	look := w.look
+	if o.rot > 0 {
+		look = w.settled // what has been found damaged is repaired first
+	}
+	after, err := look(ctx)
 	if err != nil {
 		return 0, err
 	}

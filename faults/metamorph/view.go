@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,61 +21,117 @@ import (
 type view struct {
 	things   map[string]string
 	messages int
+	wrong    []string // sums that are not those of the messages
 }
 
 // look takes everything down. It fails if a message is not what was published.
 func (w *work) look(ctx context.Context) (*view, error) {
 	v := &view{things: map[string]string{}}
 	list := w.js.ListStreams(ctx)
+	var listed []string
 	for i := range list.Info() {
-		if i.Config.Name == barrierStream {
-			continue
-		}
-		if err := w.lookAt(ctx, v, i.Config.Name); err != nil {
-			return nil, fmt.Errorf("look at stream %s: %w", i.Config.Name, err)
+		if i.Config.Name != barrierStream {
+			listed = append(listed, i.Config.Name)
 		}
 	}
-	return v, list.Err()
+	if err := list.Err(); err != nil {
+		return nil, err
+	}
+	slices.Sort(listed)
+	v.note("streams", listed)
+	for i := range streams {
+		name := streamName(i)
+		var one *view
+		err := w.persist(func() (err error) {
+			one, err = w.lookAt(ctx, name)
+			return err
+		})
+		switch {
+		case errors.Is(err, jetstream.ErrStreamNotFound):
+			if slices.Contains(listed, name) {
+				return nil, fmt.Errorf("stream %s is listed, and not found", name)
+			}
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("look at stream %s: %w", name, err)
+		case !slices.Contains(listed, name) && w.flips == 0:
+			return nil, fmt.Errorf("stream %s is there, and not listed", name)
+		}
+		maps.Copy(v.things, one.things)
+		v.messages += one.messages
+		v.wrong = append(v.wrong, one.wrong...)
+	}
+	return v, nil
 }
 
-func (w *work) lookAt(ctx context.Context, v *view, name string) error {
+func (w *work) lookAt(ctx context.Context, name string) (*view, error) {
+	v := &view{things: map[string]string{}}
 	s, err := w.js.Stream(ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	i, err := s.Info(ctx, jetstream.WithDeletedDetails(true), jetstream.WithSubjectFilter(">"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	st := i.State
-	if w.flips > 0 {
-		st.Bytes = 0 // the size of a message that was damaged is guessed until the next start
-	}
 	v.note(name+" configuration", i.Config, i.Created)
 	v.note(name+" state", st)
-	if st.Msgs > 0 {
-		for seq := st.FirstSeq; seq <= st.LastSeq; seq++ {
-			m, err := s.GetMsg(ctx, seq)
-			if errors.Is(err, jetstream.ErrMsgNotFound) {
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("message %d: %w", seq, err)
-			}
-			sum := rig.SumOf("", nil, m.Data)
-			if want := w.published[m.Header.Get(rig.AttemptHeader)]; sum != want {
-				return fmt.Errorf("message %d on %s with the header %v has other bytes than were published", seq, m.Subject, m.Header)
-			}
-			v.note(fmt.Sprintf("%s message %d", name, seq), m.Subject, m.Header, sum, m.Time)
-			v.messages++
+	sums := jetstream.StreamState{Subjects: map[string]uint64{}}
+	for seq := st.FirstSeq; st.Msgs > 0 && seq <= st.LastSeq; seq++ {
+		m, err := s.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			sums.Deleted = append(sums.Deleted, seq)
+			continue
 		}
+		if err != nil {
+			return nil, fmt.Errorf("message %d: %w", seq, err)
+		}
+		sum := rig.SumOf("", nil, m.Data)
+		if want := w.published[m.Header.Get(rig.AttemptHeader)]; sum != want {
+			return nil, fmt.Errorf("message %d on %s with the header %v has other bytes than were published", seq, m.Subject, m.Header)
+		}
+		v.note(messageOf(name, seq), m.Subject, m.Header, sum, m.Time)
+		v.messages++
+		sums.Msgs++
+		sums.Bytes += size(m)
+		sums.Subjects[m.Subject]++
+	}
+	if st.Msgs != sums.Msgs || st.Bytes != sums.Bytes || st.NumDeleted != len(sums.Deleted) || !slices.Equal(st.Deleted, sums.Deleted) || !maps.Equal(st.Subjects, sums.Subjects) {
+		v.wrong = append(v.wrong, fmt.Sprintf("%s says %+v, and its messages are %+v", name, st, sums))
 	}
 	consumers := s.ListConsumers(ctx)
 	for c := range consumers.Info() {
 		c.Delivered.Last, c.AckFloor.Last = nil, nil // when they were last active is not kept
-		v.note(name+" consumer "+c.Name, c.Config, c.Created, c.Delivered, c.AckFloor, c.NumAckPending, c.NumRedelivered, c.NumPending, c.Paused)
+		if w.flips > 0 && st.FirstSeq > 0 {
+			// A repair moves positions up to what there is.
+			c.Delivered.Stream = max(c.Delivered.Stream, st.FirstSeq-1)
+			c.AckFloor.Stream = max(c.AckFloor.Stream, st.FirstSeq-1)
+		}
+		v.note(consumerOf(name, c.Name), c.Config, c.Created, c.Delivered, c.AckFloor, c.NumAckPending, c.NumRedelivered, c.NumPending, c.Paused)
 	}
-	return consumers.Err()
+	return v, consumers.Err()
+}
+
+func messageOf(stream string, seq uint64) string { return fmt.Sprintf("%s message %d", stream, seq) }
+
+func consumerOf(stream, name string) string { return stream + " consumer " + name }
+
+// size is what a message counts towards its stream's limits, without the headers
+// that say where it was.
+func size(m *jetstream.RawStreamMsg) uint64 {
+	n := len(m.Subject) + len(m.Data) + 30
+	header := len("NATS/1.0\r\n\r\n")
+	for k, values := range m.Header {
+		switch k {
+		case jetstream.StreamHeader, jetstream.SubjectHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer:
+			continue
+		}
+		for _, v := range values {
+			header += len(k) + len(v) + len(": \r\n")
+		}
+	}
+	return uint64(n + header + 4)
 }
 
 // note takes a thing down as JSON, in which maps are sorted.
@@ -123,7 +180,7 @@ func (w *work) settled(ctx context.Context) (*view, error) {
 		if err != nil {
 			return nil, err
 		}
-		d := last.differences(v)
+		d := append(last.differences(v), v.wrong...)
 		if len(d) == 0 {
 			return v, nil
 		}

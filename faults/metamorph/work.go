@@ -7,9 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -24,10 +23,18 @@ type work struct {
 	nc *nats.Conn
 	js jetstream.JetStream
 
-	published          map[string]rig.Sum // the data of every publish, by its header
-	done, acked, flips int
-	history            []string
+	published                   map[string]rig.Sum // the data of every publish, by its header
+	done, acked, flips, missing int
+	history                     []string
+
+	mu   sync.Mutex
+	lost map[string][]span // sequences that were told to be lost, by stream
 }
+
+// streams is how many there are.
+const streams = 5
+
+func streamName(i int) string { return fmt.Sprintf("S%d", i) }
 
 // barrierStream is for what makes all before it safe; it is not looked at.
 const barrierStream = "BARRIER"
@@ -44,8 +51,13 @@ func (w *work) start(ctx context.Context, t *target) error {
 	if w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(patience)); err != nil {
 		return err
 	}
-	_, err = w.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: barrierStream, Subjects: []string{barrierStream}, MaxMsgs: 1})
-	return err
+	if err := w.heed(); err != nil {
+		return err
+	}
+	return w.persist(func() error {
+		_, err := w.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: barrierStream, Subjects: []string{barrierStream}, MaxMsgs: 1})
+		return err
+	})
 }
 
 // patience is how long an answer may take.
@@ -58,7 +70,11 @@ func (w *work) barrier(ctx context.Context) error {
 		return err
 	}
 	m := w.message(barrierStream, 0)
-	if _, err := w.js.PublishMsg(ctx, m); err != nil {
+	err := w.persist(func() error {
+		_, err := w.js.PublishMsg(ctx, m)
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("publish to %s: %w", barrierStream, err)
 	}
 	return nil
@@ -82,8 +98,12 @@ func (w *work) message(subject string, size int) *nats.Msg {
 func (w *work) operate(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	name := fmt.Sprintf("S%d", w.r.IntN(5))
-	s, err := w.js.Stream(ctx, name)
+	name := streamName(w.r.IntN(streams))
+	var s jetstream.Stream
+	err := w.persist(func() (err error) {
+		s, err = w.js.Stream(ctx, name)
+		return err
+	})
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return w.create(ctx, name)
@@ -323,7 +343,11 @@ func (w *work) consumer(ctx context.Context, s jetstream.Stream) error {
 func (w *work) consume(ctx context.Context, s jetstream.Stream) error {
 	name := s.CachedInfo().Config.Name + " " + w.durable()
 	stream, durable, _ := strings.Cut(name, " ")
-	c, err := s.Consumer(ctx, durable)
+	var c jetstream.Consumer
+	err := w.persist(func() (err error) {
+		c, err = s.Consumer(ctx, durable)
+		return err
+	})
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		return nil
 	}
@@ -353,46 +377,4 @@ func (w *work) consume(ctx context.Context, s jetstream.Stream) error {
 		}
 	}
 	return w.answered(fmt.Sprintf("consume %d by %s of %s, %d acknowledged", got, durable, stream, acked), nil)
-}
-
-// flip overwrites a place in the file of one of the streams behind its meta
-// pages, while the program has it open.
-func (w *work) flip(store string) error {
-	files, err := filepath.Glob(filepath.Join(store, "streams", "*", "msgs.db"))
-	if err != nil || len(files) == 0 {
-		return err
-	}
-	const page = 4096
-	name := files[w.r.IntN(len(files))]
-	f, err := os.OpenFile(name, os.O_RDWR, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil // its stream was deleted meanwhile
-	}
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	n := []int64{1, 8, 512, page}[w.r.IntN(4)]
-	room := fi.Size() - 2*page - n
-	if room <= 0 {
-		return nil
-	}
-	at := 2*page + w.r.Int64N(room)
-	b := make([]byte, n)
-	if _, err := f.ReadAt(b, at); err != nil {
-		return fmt.Errorf("read %s at %d: %w", name, at, err)
-	}
-	for i := range b {
-		b[i] ^= byte(1 + w.r.IntN(255))
-	}
-	if _, err := f.WriteAt(b, at); err != nil {
-		return err
-	}
-	w.flips++
-	w.history = append(w.history, fmt.Sprintf("overwrite %d octets of %s at %d", n, name, at))
-	return nil
 }
