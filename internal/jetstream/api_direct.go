@@ -101,6 +101,9 @@ func (r *request) directGet(rest string) {
 		seq, _ := storage.Damaged(err)
 		r.e.log.Error("a message asked for is damaged on disk; delete it to be rid of it", "stream", s.name, "seq", seq, "err", err)
 		r.status(500, damagedText(seq))
+	case errors.Is(err, storage.ErrCorrupt):
+		r.e.log.Error("a message asked for cannot be read", "stream", s.name, "err", err)
+		r.status(500, mendingText)
 	default:
 		r.e.log.Error("a direct get failed", "stream", s.name, "err", err)
 		r.status(500, "Internal Server Error")
