@@ -53,7 +53,7 @@ type Msg struct {
 //
 //	payload = offer incarnation base first through   uvarint each
 //	          prev chain                             16 bytes each
-//	          records                                uvarint, count
+//	          records                                uvarint, count, up to MaxRecords
 //	          record…
 //	record  = 0 reason(1 byte) sequences(uvarint)    gap
 //	        | 1 time(zigzag varint, minus the one before)
@@ -70,6 +70,12 @@ type Batch struct {
 	Gaps        []Gap
 	Msgs        []Msg
 }
+
+// MaxRecords is the most records that a batch has. They take many times as much
+// memory as they have bytes on the wire: that of a batch, which may be as large as
+// the largest message, is not to decide how much. Those that share one frame are
+// fewer; what comes on top are gaps before a message that does not fit into it.
+const MaxRecords = 1 << 16
 
 // maxBatchHead bounds the part of a batch's payload before its records.
 const maxBatchHead = 6*binary.MaxVarintLen64 + 2*16
@@ -220,7 +226,7 @@ func (d *Decoder) Batch(content []byte, b *Batch) error {
 	b.Gaps, b.Msgs = b.Gaps[:0], b.Msgs[:0]
 	switch {
 	case in.bad, offer > 1<<32-1, b.Incarnation == 0, b.Base == 0, b.First < b.Base,
-		b.Through < b.First, b.Through == 1<<64-1:
+		b.Through < b.First, b.Through == 1<<64-1, count > MaxRecords:
 		return fmt.Errorf("batch head: %w", ErrMalformed)
 	}
 	seq, chain := b.First-1, b.Prev

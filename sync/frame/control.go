@@ -372,14 +372,6 @@ func AppendPong(dst []byte, content []byte) []byte {
 	return Append(dst, TypePong, content[:min(len(content), PingSize)], false)
 }
 
-// DecodePong returns the number of the ping that is answered.
-func DecodePong(content []byte) (uint64, error) {
-	if len(content) < 8 {
-		return 0, fmt.Errorf("pong: %w", ErrMalformed)
-	}
-	return binary.BigEndian.Uint64(content), nil
-}
-
 func appendString(c []byte, s string) []byte {
 	return append(binary.AppendUvarint(c, uint64(len(s))), s...)
 }

@@ -236,9 +236,6 @@ func NewReader(r io.Reader, limit int) *Reader {
 // SetLimit changes the limit for what is read next.
 func (r *Reader) SetLimit(limit int) { r.limit = limit }
 
-// Buffered returns how many bytes have been received but not yet decoded.
-func (r *Reader) Buffered() int { return r.r.Buffered() }
-
 // Next returns the next frame's type and its whole content, appended to
 // buf[:0]; the content is the caller's. It returns io.EOF at a clean end and
 // io.ErrUnexpectedEOF in the middle of content.
