@@ -127,13 +127,16 @@ func DecodeWelcome(content []byte) (Welcome, error) {
 // twice on a connection; an export that has to start over is offered anew.
 type Offer struct {
 	ID          uint32
-	Stream      string // the edge's stream
-	To          string // the hub's stream
+	Stream      string // the edge's stream, at most MaxName octets
+	To          string // the hub's stream, likewise
 	UID         UID
 	Incarnation uint64
 	Base        uint64
 	First, Last uint64 // what the edge holds, for display
 }
+
+// MaxName is the longest name of a stream, in octets.
+const MaxName = 255
 
 // Append appends o as a frame.
 func (o *Offer) Append(dst []byte) []byte {
@@ -155,7 +158,7 @@ func DecodeOffer(content []byte) (Offer, error) {
 	o := Offer{ID: uint32(id), Stream: in.string(), To: in.string()}
 	copy(o.UID[:], in.take(16))
 	o.Incarnation, o.Base, o.First, o.Last = in.uvarint(), in.uvarint(), in.uvarint(), in.uvarint()
-	if in.bad || id == 0 || id > 1<<32-1 || o.To == "" {
+	if in.bad || id == 0 || id > 1<<32-1 || o.To == "" || len(o.To) > MaxName || len(o.Stream) > MaxName {
 		return Offer{}, fmt.Errorf("offer: %w", ErrMalformed)
 	}
 	return o, nil

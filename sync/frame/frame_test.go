@@ -301,6 +301,21 @@ func TestControlRoundTrips(t *testing.T) {
 	})
 }
 
+// A hub keeps the names of what it is offered.
+func TestLongNames(t *testing.T) {
+	for _, n := range []int{MaxName, MaxName + 1} {
+		for _, o := range []Offer{{ID: 1, Stream: strings.Repeat("s", n), To: "T"}, {ID: 1, Stream: "S", To: strings.Repeat("t", n)}} {
+			_, content, err := NewReader(bytes.NewReader(o.Append(nil)), 0).Next(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := DecodeOffer(content); (err == nil) != (n <= MaxName) || err != nil && !errors.Is(err, ErrMalformed) {
+				t.Errorf("names of %d octets: %v", n, err)
+			}
+		}
+	}
+}
+
 // The chain is part of the protocol: it must never change.
 func TestChainIsFixed(t *testing.T) {
 	var c Chainer

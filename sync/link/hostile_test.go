@@ -6,11 +6,13 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
 	mrand "math/rand/v2"
 	"net"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -372,5 +374,37 @@ func TestRandomKills(t *testing.T) {
 		if x.Incarnation != 1 {
 			t.Errorf("incarnation %d though nothing was lost", x.Incarnation)
 		}
+	}
+}
+
+// Peers that are refused over and over, each time for another reason of their own
+// making, fill neither the log nor the memory.
+func TestRefusalsAreBounded(t *testing.T) {
+	var log lines
+	h := &Hub{log: log.logger(), logged: map[string]*refusals{}}
+	long := strings.Repeat("ü", 30<<10)
+	for i := range 1000 {
+		h.refuse("192.0.2.1", fmt.Sprint("unknown user ", i, long), "edge refused", "reason", fmt.Sprint("unknown user ", i, long), "n", i)
+	}
+	if n, size := log.count("edge refused"), len(log.all()); n != maxKinds || size > maxKinds*4*maxRefusedOf {
+		t.Errorf("%d lines of %d octets", n, size)
+	}
+	if n := len(h.Status().LastError); n > 2*maxRefusedOf {
+		t.Errorf("an error of %d octets in the status", n)
+	}
+	for range 3 {
+		h.refuse("192.0.2.2", "wrong password", "edge refused", "reason", "another's wrong password")
+	}
+	if n := log.count("another's wrong password"); n != 1 {
+		t.Errorf("another peer's refusal is logged %d times", n)
+	}
+	for i := range 3 * maxRefusers {
+		h.refuse(fmt.Sprint("peer ", i), "hello", "refused")
+	}
+	if n := len(h.logged); n > maxRefusers {
+		t.Errorf("%d peers are remembered", n)
+	}
+	if !h.mayLog("192.0.2.3", "hello", "", time.Now().Add(-repeatLog)) || !h.mayLog("192.0.2.3", "hello", "", time.Now()) {
+		t.Error("not logged again after an hour")
 	}
 }

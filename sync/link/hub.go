@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"io"
 	"log/slog"
 	"net"
 	"sort"
@@ -69,7 +71,7 @@ type Hub struct {
 	edges   map[string]*edgeConn
 	err     string
 	errTime time.Time
-	lastLog map[string]time.Time // refusals logged, by what they were
+	logged  map[string]*refusals // by whose they were
 }
 
 // NewHub checks the configuration, loads (or generates) the certificate and
@@ -85,7 +87,7 @@ func NewHub(o HubOptions) (*Hub, error) {
 	}
 	h := &Hub{
 		conf: c, sink: o.Sink, software: o.Software, log: o.Log,
-		edges: map[string]*edgeConn{}, lastLog: map[string]time.Time{},
+		edges: map[string]*edgeConn{}, logged: map[string]*refusals{},
 		large: make(chan struct{}, largeSlots),
 	}
 	if h.log == nil {
@@ -205,23 +207,56 @@ func (h *Hub) accept() {
 	}
 }
 
-// refuse notes a refusal. Each kind is logged once an hour per edge.
-func (h *Hub) refuse(key, what string, args ...any) {
+// refusals are those of one peer that have been logged in the last hour.
+type refusals struct {
+	since time.Time
+	kinds map[uint64]struct{} // hashes: they may hold what the peer has said
+}
+
+// Whoever is refused chooses much of what there is to say of it. So what is logged
+// of one peer, and what is remembered of that, is limited in number and length.
+const (
+	maxRefusers  = 4096 // peers that are told apart
+	maxKinds     = 32   // lines logged of one peer in an hour
+	maxRefusedOf = 512  // octets of a text in such a line
+)
+
+// refuse notes a refusal of a peer: an address, or an edge that has proved to be
+// it. Each kind is logged once an hour per peer.
+func (h *Hub) refuse(peer, kind, what string, args ...any) {
 	h.refused.Add(1)
-	now := time.Now()
-	level := slog.LevelWarn
-	h.mu.Lock()
-	h.err, h.errTime = sentence(what, args), now
-	if last, ok := h.lastLog[key]; ok && now.Sub(last) < repeatLog {
-		level = slog.LevelDebug
-	} else {
-		if len(h.lastLog) > 4096 {
-			clear(h.lastLog)
+	for i, a := range args {
+		if text, ok := a.(string); ok && len(text) > maxRefusedOf {
+			args[i] = strings.ToValidUTF8(text[:maxRefusedOf], "") + "…"
 		}
-		h.lastLog[key] = now
 	}
-	h.mu.Unlock()
+	level := slog.LevelDebug
+	if h.mayLog(peer, kind, sentence(what, args), time.Now()) {
+		level = slog.LevelWarn
+	}
 	h.log.Log(context.Background(), level, what, args...)
+}
+
+// mayLog notes a refusal for the status, and says whether it is to be logged.
+func (h *Hub) mayLog(peer, kind, text string, now time.Time) bool {
+	sum := fnv.New64a()
+	_, _ = io.WriteString(sum, kind) // never fails
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.err, h.errTime = text, now
+	r := h.logged[peer]
+	if r == nil || now.Sub(r.since) >= repeatLog {
+		if r == nil && len(h.logged) >= maxRefusers {
+			clear(h.logged)
+		}
+		r = &refusals{since: now, kinds: map[uint64]struct{}{}}
+		h.logged[peer] = r
+	}
+	if _, again := r.kinds[sum.Sum64()]; again || len(r.kinds) >= maxKinds {
+		return false
+	}
+	r.kinds[sum.Sum64()] = struct{}{}
+	return true
 }
 
 // sentence puts what a log line says into one string.

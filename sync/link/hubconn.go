@@ -103,7 +103,7 @@ func (h *Hub) serve(conn *quic.Conn) {
 		reason = bye.Text // not that of the context
 	}
 	if bye.Code == frame.CodeProtocol || bye.Code == frame.CodeTooLarge {
-		h.refuse("bad "+c.id.EdgeID, "edge broke the protocol", "edge", c.id.EdgeID, "name", c.id.Name, "addr", c.id.Addr, "error", bye.Text)
+		h.refuse(c.id.EdgeID, "protocol", "edge broke the protocol", "edge", c.id.EdgeID, "name", c.id.Name, "addr", c.id.Addr, "error", bye.Text)
 	}
 	h.log.Info("edge disconnected", "edge", c.id.EdgeID, "name", c.id.Name, "addr", c.id.Addr, "reason", reason)
 }
@@ -145,7 +145,7 @@ func (c *edgeConn) admit() (*quic.Stream, *frame.Reader, *frame.Welcome, *frame.
 		c.hello, err = frame.DecodeHello(content)
 	}
 	if err != nil {
-		h.refuse("hello "+host, "connection without a valid hello refused", "addr", addr, "error", err.Error())
+		h.refuse(host, "hello", "connection without a valid hello refused", "addr", addr, "error", err.Error())
 		return ctl, nil, nil, asError(err, frame.CodeProtocol)
 	}
 	ctl.SetReadDeadline(time.Time{})
@@ -153,7 +153,7 @@ func (c *edgeConn) admit() (*quic.Stream, *frame.Reader, *frame.Welcome, *frame.
 	if hello.MaxVersion < frame.MinVersion || hello.MinVersion > frame.Version {
 		text := fmt.Sprintf("the edge speaks protocol versions %d to %d, this hub %d to %d: update the older of the two",
 			hello.MinVersion, hello.MaxVersion, frame.MinVersion, frame.Version)
-		h.refuse("version "+host, "edge refused", "addr", addr, "name", printable(hello.Name), "reason", text)
+		h.refuse(host, "version", "edge refused", "addr", addr, "name", printable(hello.Name), "reason", text)
 		return ctl, nil, nil, &frame.Error{Code: frame.CodeVersion, Text: text}
 	}
 	secret, err := tlsSecret(c.conn)
@@ -162,10 +162,10 @@ func (c *edgeConn) admit() (*quic.Stream, *frame.Reader, *frame.Welcome, *frame.
 	}
 	id, refusal, why := h.verifier.verify(hello, secret)
 	if refusal != nil {
-		h.refuse("auth "+host+why, "edge refused", "addr", addr, "edge", printable(hello.EdgeID), "name", printable(hello.Name), "reason", why)
+		h.refuse(host, "auth "+why, "edge refused", "addr", addr, "edge", printable(hello.EdgeID), "name", printable(hello.Name), "reason", why)
 		return ctl, nil, nil, refusal
 	}
-	hello.Password = ""
+	hello.Password, hello.Signed, hello.DeviceSig, hello.NKeySig = "", nil, nil, nil
 	id.Addr = addr
 	id.Name = printable(id.Name)
 	hello.Software = printable(hello.Software)
@@ -174,7 +174,7 @@ func (c *edgeConn) admit() (*quic.Stream, *frame.Reader, *frame.Welcome, *frame.
 	full := len(h.edges) >= h.conf.MaxEdges && h.edges[id.EdgeID] == nil
 	h.mu.Unlock()
 	if full {
-		h.refuse("full", "edge refused, too many are connected", "edge", id.EdgeID, "addr", addr, "max_edges", h.conf.MaxEdges)
+		h.refuse("", "full", "edge refused, too many are connected", "edge", id.EdgeID, "addr", addr, "max_edges", h.conf.MaxEdges)
 		return ctl, nil, nil, &frame.Error{Code: frame.CodeBusy, Text: fmt.Sprintf("the hub has its %d edges: raise max_edges", h.conf.MaxEdges)}
 	}
 	return ctl, r, &frame.Welcome{
@@ -289,7 +289,7 @@ func (c *edgeConn) offer(o *frame.Offer) error {
 			fe.Offer = o.ID
 			a.Error = fe
 			c.forget(in)
-			c.h.refuse("open "+c.id.EdgeID+o.To+fe.Text, "export refused", "edge", c.id.EdgeID, "name", c.id.Name,
+			c.h.refuse(c.id.EdgeID, "open "+o.To+fe.Text, "export refused", "edge", c.id.EdgeID, "name", c.id.Name,
 				"stream", printable(o.Stream), "to", printable(o.To), "error", fe.Text)
 		} else {
 			a.Position, a.Known = target.Position()

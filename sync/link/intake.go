@@ -250,7 +250,7 @@ func (in *intake) settled(p *parcel, pos frame.Position, err error) {
 	case err != nil:
 		if in.ctx.Err() == nil {
 			fe := *asError(err, frame.CodeInternal)
-			in.c.h.refuse("ingest "+in.c.id.EdgeID+in.o.To+fe.Text, "export stopped", "edge", in.c.id.EdgeID, "name", in.c.id.Name,
+			in.c.h.refuse(in.c.id.EdgeID, "ingest "+in.o.To+fe.Text, "export stopped", "edge", in.c.id.EdgeID, "name", in.c.id.Name,
 				"stream", printable(in.o.Stream), "to", printable(in.o.To), "error", fe.Text)
 			in.fail(&fe)
 		}
