@@ -177,8 +177,22 @@ type target struct {
 	own    *budget
 	pos    frame.Position // when the export was taken up
 	known  bool
-	in     command.Ingest // reused: the engine copies it
-	ahead  bool           // the edge's clock was found to be ahead
+	ahead  bool // the edge's clock was found to be ahead
+}
+
+// commands are on their way into the engine, which copies them. What they were made
+// of is not kept: there may be thousands of exports, and large messages.
+var commands = sync.Pool{New: func() any { return new(command.Ingest) }}
+
+// maxCommand is how many messages, or gaps, a command has room for that is kept.
+const maxCommand = 4096
+
+func release(in *command.Ingest) {
+	clear(in.Msgs)
+	if cap(in.Msgs) > maxCommand || cap(in.Gaps) > maxCommand {
+		*in = command.Ingest{}
+	}
+	commands.Put(in)
 }
 
 // maxAhead is how far an edge's clock may be ahead of the hub's. Times in a
@@ -211,7 +225,8 @@ func (t *target) Ingest(ctx context.Context, b *frame.Batch, done func(frame.Pos
 		t.own.give(size)
 		return err
 	}
-	in := &t.in
+	in := commands.Get().(*command.Ingest)
+	defer release(in)
 	*in = command.Ingest{
 		Edge: t.edge, UID: t.uid, Incarnation: b.Incarnation, Base: b.Base, First: b.First, Through: b.Through,
 		PrevChain: b.Prev, Chain: b.Chain, Gaps: in.Gaps[:0], Msgs: in.Msgs[:0],

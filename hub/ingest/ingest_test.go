@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -414,6 +416,45 @@ func TestExportToInterestStream(t *testing.T) {
 	}
 }
 
+// take has a target take a batch, and returns what the batch aliased.
+func take(t *testing.T, target link.Target, b *frame.Builder) weak.Pointer[byte] {
+	t.Helper()
+	var batch frame.Batch
+	typ, content, err := frame.NewReader(bytes.NewReader(b.AppendFrames(nil, false)), 4<<20).Next(nil)
+	if err != nil || typ != frame.TypeBatch || (&frame.Decoder{}).Batch(content, &batch) != nil {
+		t.Fatal(typ, err)
+	}
+	done := make(chan error, 1)
+	if err := target.Ingest(t.Context(), &batch, func(_ frame.Position, err error) { done <- err }); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	return weak.Make(&content[0])
+}
+
+// An export that waits for more keeps nothing of what has come: of large messages
+// to thousands of exports that would be all the memory there is.
+func TestIdleExportKeepsNothing(t *testing.T) {
+	h := startHub(t, t.TempDir(), "127.0.0.1:0", nil)
+	sink := ingest.New(ingest.Options{Engine: h.engine})
+	uid := frame.UID{9}
+	target, err := sink.Open(t.Context(), &link.Identity{EdgeID: "E", Streams: []string{"*"}}, &frame.Offer{ID: 1, Stream: "S", To: "PLANT", UID: uid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b frame.Builder
+	b.Reset(1, 1, 1, 1, frame.Seed(uid, 1, 1))
+	b.Msg(1, "s", nil, make([]byte, 1<<20))
+	kept := take(t, target, &b)
+	runtime.GC()
+	if kept.Value() != nil {
+		t.Error("the buffer of a batch that has been stored is still referenced")
+	}
+	runtime.KeepAlive(target)
+}
+
 // An edge whose clock is ahead does not push the times of all others there.
 func TestClockAhead(t *testing.T) {
 	h := startHub(t, t.TempDir(), "127.0.0.1:0", nil)
@@ -431,18 +472,7 @@ func TestClockAhead(t *testing.T) {
 	for _, at := range []int64{old, near, far} {
 		b.Msg(at, "s", nil, nil)
 	}
-	var batch frame.Batch
-	typ, content, err := frame.NewReader(bytes.NewReader(b.AppendFrames(nil, false)), 0).Next(nil)
-	if err != nil || typ != frame.TypeBatch || (&frame.Decoder{}).Batch(content, &batch) != nil {
-		t.Fatal(typ, err)
-	}
-	done := make(chan error, 1)
-	if err := target.Ingest(t.Context(), &batch, func(_ frame.Position, err error) { done <- err }); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	take(t, target, &b)
 	st, _ := h.engine.Stream("PLANT")
 	var got []int64
 	if err := st.Range(1, func(m storage.Message) bool { got = append(got, m.Time); return true }); err != nil {
