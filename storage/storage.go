@@ -96,7 +96,8 @@ type State struct {
 	Deleted   uint64 // interior sequences between First and Last that are gone
 }
 
-// SubjectState summarises the messages of one subject. First is exact.
+// SubjectState summarises the messages of one subject. First and Last are those of
+// messages that exist.
 type SubjectState struct {
 	Msgs  uint64
 	First uint64

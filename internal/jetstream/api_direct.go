@@ -131,6 +131,9 @@ func isDamaged(err error) bool {
 	return damaged
 }
 
+// isMissing reports whether a message is not there, or is damaged.
+func isMissing(err error) bool { return errors.Is(err, storage.ErrNotFound) || isDamaged(err) }
+
 // directBatch sends several messages from a position on.
 func (r *request) directBatch(s *Stream, req *api.MsgGetRequest) error {
 	seq := req.Seq
@@ -188,11 +191,11 @@ func (r *request) directMulti(s *Stream, req *api.MsgGetRequest) error {
 	if upTo == 0 {
 		upTo = s.store.State().Last
 	}
-	found := map[string]struct{}{}
+	found := map[string]uint64{} // the last sequences of subjects
 	for _, p := range req.MultiLastFor {
 		s.store.Subjects(p, func(subject string, st storage.SubjectState) bool {
 			if st.First <= upTo {
-				found[subject] = struct{}{}
+				found[subject] = st.Last
 			}
 			return len(found) <= maxMultiLast
 		})
@@ -201,44 +204,50 @@ func (r *request) directMulti(s *Stream, req *api.MsgGetRequest) error {
 		r.status(413, "Too Many Results")
 		return nil
 	}
-	var list []storage.Message
-	for subject := range found {
-		m, err := s.store.LoadLast(subject, upTo)
-		if errors.Is(err, storage.ErrNotFound) || isDamaged(err) {
-			continue
+	// Only their sequences: the messages together may take any amount of memory.
+	var seqs []uint64
+	for subject, seq := range found {
+		if seq > upTo {
+			m, err := s.store.LoadLast(subject, upTo)
+			if isMissing(err) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			seq = m.Seq
 		}
-		if err != nil {
-			return err
-		}
-		if m.Seq >= req.Seq {
-			list = append(list, m)
+		if seq >= req.Seq {
+			seqs = append(seqs, seq)
 		}
 	}
-	if len(list) == 0 {
-		r.status(404, "No Results")
-		return nil
-	}
-	slices.SortFunc(list, func(a, b storage.Message) int {
-		if a.Seq < b.Seq {
-			return -1
-		}
-		return 1
-	})
+	slices.Sort(seqs)
 	budget := req.MaxBytes
 	if budget <= 0 {
 		budget = maxDirectBytes
 	}
 	var last uint64
-	pending := uint64(len(list))
-	for i := range list {
-		m := &list[i]
+	pending, sent := uint64(len(seqs)), 0
+	for _, seq := range seqs {
 		pending--
-		r.direct(s, m, req, headerNumPending, strconv.FormatUint(pending, 10), headerLastSeq, strconv.FormatUint(last, 10))
+		m, err := s.store.Load(seq)
+		if isMissing(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		r.direct(s, &m, req, headerNumPending, strconv.FormatUint(pending, 10), headerLastSeq, strconv.FormatUint(last, 10))
 		last = m.Seq
+		sent++
 		budget -= len(m.Subject) + len(m.Header) + len(m.Data)
-		if budget <= 0 || req.Batch > 0 && i+1 >= req.Batch {
+		if budget <= 0 || req.Batch > 0 && sent >= req.Batch {
 			break
 		}
+	}
+	if sent == 0 {
+		r.status(404, "No Results")
+		return nil
 	}
 	r.send(wire.AppendStatus(nil, 204, "EOB", headerNumPending, strconv.FormatUint(pending, 10),
 		headerLastSeq, strconv.FormatUint(last, 10), headerUpToSeq, strconv.FormatUint(upTo, 10)), nil)
