@@ -299,13 +299,7 @@ type CreateConsumerRequest struct {
 	Pedantic bool           `json:"pedantic,omitempty"`
 }
 
-// ConsumerCreateResponse answers CONSUMER.CREATE.
-type ConsumerCreateResponse struct {
-	Response
-	*ConsumerInfo
-}
-
-// ConsumerInfoResponse answers CONSUMER.INFO.
+// ConsumerInfoResponse answers CONSUMER.CREATE and CONSUMER.INFO.
 type ConsumerInfoResponse struct {
 	Response
 	*ConsumerInfo

@@ -133,7 +133,7 @@ func validName(s string) bool {
 var validGroup = regexp.MustCompile(`^[a-zA-Z0-9/_=-]{1,16}$`)
 
 // Validate checks a configuration with defaults filled in, for a consumer to be
-// created. others are the stream's other consumers. What this server does not
+// created or changed. others are the stream's other consumers. What this server does not
 // do (replication, consumers between servers) is refused with an error that
 // says so.
 func Validate(cfg *api.ConsumerConfig, stream *api.StreamConfig, lim Limits, others []Other) *api.Error {
@@ -413,7 +413,7 @@ func validatePriority(cfg *api.ConsumerConfig) *api.Error {
 
 // ValidateUpdate checks whether a consumer's configuration may change from old
 // to cfg, both with defaults filled in; cfg has to be valid by itself
-// ([ValidateChange]). interest says whether anyone listens to old's deliver
+// ([Validate]). interest says whether anyone listens to old's deliver
 // subject.
 func ValidateUpdate(old, cfg *api.ConsumerConfig, interest bool) *api.Error {
 	if old.Equal(cfg) {
@@ -462,18 +462,6 @@ func ValidateUpdate(old, cfg *api.ConsumerConfig, interest bool) *api.Error {
 	}
 	if old.MaxWaiting != cfg.MaxWaiting {
 		return refuse("max waiting")
-	}
-	return nil
-}
-
-// ValidateChange checks a configuration with defaults filled in, for a consumer
-// that exists; others are the stream's other consumers.
-func ValidateChange(cfg *api.ConsumerConfig, stream *api.StreamConfig, lim Limits, others []Other) *api.Error {
-	if err := validate(cfg, stream, lim); err != nil {
-		return err
-	}
-	if stream.Retention == api.WorkQueuePolicy {
-		return unique(cfg, others)
 	}
 	return nil
 }
