@@ -134,12 +134,17 @@ func (e *Engine) serveAPI(m, msg *broker.Msg) {
 	r.reply, r.header, r.data, r.msg = c.Reply, c.Header, c.Data, nil
 	// A client that asks for more at a time waits on its read loop.
 	e.apiSlots <- struct{}{}
-	go func() {
+	serve := func(serve func(*request) (any, error)) {
 		defer func() { <-e.apiSlots }()
 		defer e.apiInflight.Add(-1)
-		res, err := op.serve(r)
+		res, err := serve(r)
 		r.respond(op.typ, res, err)
-	}()
+	}
+	// The engine's files are not closed, nor its directory given to another process,
+	// while a request works on them.
+	if !e.spawn(func() { serve(op.serve) }) {
+		serve(func(*request) (any, error) { return nil, ErrClosed })
+	}
 }
 
 // resolve finds the operation that a subject names.

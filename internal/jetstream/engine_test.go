@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"petiole/internal/broker"
 	"petiole/storage"
+	"petiole/storage/msgstore"
 )
 
 // node is a broker with an engine.
@@ -193,4 +195,42 @@ func must2[T any](v T, ok bool) T {
 		panic("not found")
 	}
 	return v
+}
+
+// A request that is under way when the engine is closed has ended when that is: it
+// must not make files in a directory that another process may have opened by then.
+func TestCloseWaitsForRequests(t *testing.T) {
+	entered, release := make(chan struct{}), make(chan struct{})
+	enter := sync.OnceFunc(func() { close(entered) })
+	n := startNode(t, t.TempDir(), func(o *Options) {
+		o.openStore = func(dir string, o msgstore.Options) (backing, error) {
+			enter()
+			<-release
+			return msgstore.Open(dir, o)
+		}
+	})
+	nc, _ := n.connect()
+	if err := nc.Publish("$JS.API.STREAM.CREATE.S", []byte(`{"name":"S","subjects":["s"],"storage":"file","retention":"limits","num_replicas":1}`)); err != nil {
+		t.Fatal(err)
+	}
+	<-entered
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		if err := n.e.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	eventually(t, "the engine waits for what is under way", func() bool {
+		n.e.spawnMu.Lock()
+		defer n.e.spawnMu.Unlock()
+		return n.e.ended
+	})
+	select {
+	case <-closed:
+		t.Error("closed while a request was under way")
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(release)
+	<-closed
 }
