@@ -36,8 +36,8 @@ type downStream struct {
 	cause error
 	last  error // of repair: what is to be repaired
 	since time.Time
-	// quarantined says that it cannot be repaired; otherwise that is under way.
-	quarantined atomic.Bool
+	// quarantined says why it cannot be repaired; nil: that is under way.
+	quarantined atomic.Pointer[error]
 	// full says why its repair found no room, nil if it did not: it is tried again.
 	full    atomic.Pointer[string]
 	freeAt  int64     // octets that the file system had then
@@ -64,8 +64,8 @@ func (d *downStream) reason() string {
 	if why := d.full.Load(); why != nil {
 		return fmt.Sprintf("its files are damaged, and there is no room to repair them (%s); make room: it is tried again", *why)
 	}
-	if d.quarantined.Load() {
-		return fmt.Sprintf("its files are damaged and could not be repaired (%v); see the server's log", d.cause)
+	if why := d.quarantined.Load(); why != nil {
+		return fmt.Sprintf("its files are damaged and could not be repaired (%v); see the server's log", *why)
 	}
 	return fmt.Sprintf("its files are damaged and are being repaired (%v)", d.cause)
 }
@@ -88,7 +88,7 @@ func (e *Engine) DownStreams() []DownStream {
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		d := m[name]
 		list = append(list, DownStream{
-			Name: name, Group: storage.GroupID(d.rec.Group), Quarantined: d.quarantined.Load(), Waiting: d.full.Load() != nil, Reason: d.reason(), Since: d.since,
+			Name: name, Group: storage.GroupID(d.rec.Group), Quarantined: d.quarantined.Load() != nil, Waiting: d.full.Load() != nil, Reason: d.reason(), Since: d.since,
 		})
 	}
 	return list

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"petiole/internal/broker"
 	"petiole/internal/jetstream/api"
 	"petiole/storage"
 	"petiole/storage/msgstore"
@@ -228,4 +230,25 @@ func TestDamageAtRunTime(t *testing.T) {
 	if got := s.Lost(0); fmt.Sprint(got) != "[{1990 1991}]" {
 		t.Fatalf("lost are %v after a restart", got)
 	}
+}
+
+// Why a stream does not serve is asked by requests while its repair finds out that
+// there is none.
+func TestReasonOfQuarantine(t *testing.T) {
+	srv := must(broker.New(broker.Options{Host: "127.0.0.1", Port: -1}))
+	e := newEngine(Options{Account: srv.Account(), Dir: t.TempDir()})
+	d := &downStream{rec: &streamRecord{Name: "S"}, cause: errors.New("damage was found")}
+	asked, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for first := true; !strings.Contains(d.reason(), "could not be repaired (no way)"); first = false {
+			if first {
+				close(asked)
+			}
+			runtime.Gosched()
+		}
+	}()
+	<-asked
+	e.quarantine(d, errors.New("no way"))
+	<-done
 }

@@ -289,7 +289,7 @@ func (e *Engine) readParked(s *Stream) error {
 // to be repaired, after which the log need not keep them.
 func (e *Engine) parkLogs() error {
 	for _, d := range *e.downNames.Load() {
-		if !d.quarantined.Load() && d.full.Load() == nil || d.from.Load() == 0 || !d.repairing.TryLock() {
+		if d.quarantined.Load() == nil && d.full.Load() == nil || d.from.Load() == 0 || !d.repairing.TryLock() {
 			continue
 		}
 		if err := e.parkLogOf(d); err != nil {
@@ -302,7 +302,7 @@ func (e *Engine) parkLogs() error {
 // parkLogOf parks the records of one of them, and ends its repairing.
 func (e *Engine) parkLogOf(d *downStream) error {
 	defer d.repairing.Unlock()
-	if !d.quarantined.Load() && d.full.Load() == nil {
+	if d.quarantined.Load() == nil && d.full.Load() == nil {
 		return nil // repaired meanwhile
 	}
 	from := storage.LSN(d.from.Load())

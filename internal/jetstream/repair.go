@@ -392,8 +392,7 @@ func (e *Engine) report(d *downStream, s *Stream) {
 func (e *Engine) quarantine(d *downStream, err error) {
 	e.applyMu.Lock()
 	defer e.applyMu.Unlock()
-	d.cause = err
-	d.quarantined.Store(true)
+	d.quarantined.Store(&err)
 	e.damage.Quarantines.Add(1)
 	adv := api.StreamDamagedAdvisory{
 		Type: api.AdvisoryStreamDamaged, ID: rand.Text()[:22], Time: time.Now().UTC(), Stream: d.rec.Name,
