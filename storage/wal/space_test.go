@@ -1,8 +1,10 @@
 package wal_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -438,6 +440,59 @@ func TestNoRoomForNames(t *testing.T) {
 		l = open(t, disk, nil)
 		h.check(t, l, h.last)
 	})
+}
+
+// signal closes ch when a line of the log contains text.
+type signal struct {
+	text string
+	once sync.Once
+	ch   chan struct{}
+}
+
+func (s *signal) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte(s.text)) {
+		s.once.Do(func() { close(s.ch) })
+	}
+	return len(p), nil
+}
+
+// TestSyncWithoutRoomForNames: while the next segment waits for its name, a
+// checkpoint, which may make the room, does not wait for the log.
+func TestSyncWithoutRoomForNames(t *testing.T) {
+	disk := simfs.New(1)
+	waits := &signal{text: "no room for the name", ch: make(chan struct{})}
+	l := open(t, disk, func(o *wal.Options) {
+		o.SyncInterval, o.Log = time.Hour, slog.New(slog.NewTextHandler(waits, nil))
+	})
+	remove := disk.Inject(simfs.Fault{Op: simfs.OpRename, Suffix: ".wal", Times: -1, Err: syscall.ENOSPC})
+	written := make(chan error, 1)
+	go func() {
+		var err error
+		for i := 0; i < 40 && err == nil; i++ {
+			if _, err = l.AppendUrgent(1, nil, []byte(record(i, 1900))); err == nil {
+				err = l.Commit()
+			}
+		}
+		written <- err
+	}()
+	<-waits.ch
+	synced := make(chan error, 1)
+	go func() { synced <- l.SyncWritten() }()
+	select {
+	case err := <-synced:
+		if err != nil || l.Durable() < l.Applied() || l.Applied() == 0 {
+			t.Errorf("durable %d, applied %d, %v", l.Durable(), l.Applied(), err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("waits for the name, too")
+	}
+	remove()
+	if err := <-written; err != nil {
+		t.Error(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestKeepFree: segments beyond the reserve leave room for others.

@@ -73,6 +73,12 @@ func (l *Log) syncer() {
 
 // syncWritten makes all that is written durable.
 func (l *Log) syncWritten() error {
+	if l.written.Load() <= l.durable.Load() {
+		// Nor is fileMu waited for, which the writer holds for as long as there is no
+		// room for the name of the next segment: a checkpoint may make it.
+		l.tellDurable()
+		return nil
+	}
 	l.fileMu.Lock()
 	w := l.written.Load()
 	err := l.syncErr
