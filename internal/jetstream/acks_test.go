@@ -3,10 +3,14 @@ package jetstream
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/storage"
+	"petiole/storage/wal"
 )
 
 // However fast somebody acknowledges, a publish does not queue behind more than
@@ -49,4 +53,56 @@ func TestAcknowledgementsWait(t *testing.T) {
 	}
 	s, _ := n.e.Stream("QUEUE")
 	eventually(t, fmt.Sprint("all acknowledged, of ", msgs), func() bool { return s.State().Msgs == 0 })
+}
+
+// fullProposer has no room for lazy records while full is set.
+type fullProposer struct {
+	proposer
+	full    atomic.Bool
+	refused atomic.Int64
+}
+
+func (p *fullProposer) ProposeLazy(g storage.GroupID, tag any, parts ...[]byte) error {
+	if p.full.Load() {
+		p.refused.Add(1)
+		return fmt.Errorf("append: %w", wal.ErrNoSpace)
+	}
+	return p.proposer.ProposeLazy(g, tag, parts...)
+}
+
+// What has been acknowledged while the log had no room at all leaves a work queue as
+// soon as there is.
+func TestAcknowledgedWithoutRoom(t *testing.T) {
+	for _, memory := range []bool{false, true} {
+		t.Run(fmt.Sprintf("state of the consumer in memory %v", memory), func(t *testing.T) {
+			n := startNode(t, t.TempDir())
+			full := &fullProposer{proposer: n.e.prop}
+			n.e.prop = full
+			nc, js := n.connect()
+			createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Retention: jetstream.WorkQueuePolicy})
+			publishN(t, js, "s", 5)
+			c := must(js.CreateConsumer(testContext(t), "S", jetstream.ConsumerConfig{Durable: "C", MemoryStorage: memory}))
+			batch := must(c.Fetch(5))
+			for i := range 5 {
+				m := <-batch.Messages()
+				if i == 0 {
+					continue // it awaits its acknowledgement
+				}
+				full.full.Store(true)
+				if err := m.Ack(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := nc.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the log has no room for any", func() bool { return full.refused.Load() >= 4 })
+			s := must2(n.e.Stream("S"))
+			if got := s.State().Msgs; got != 5 {
+				t.Fatalf("%d messages", got)
+			}
+			full.full.Store(false)
+			eventually(t, "they are gone", func() bool { return s.State().Msgs == 1 })
+		})
+	}
 }

@@ -36,7 +36,11 @@ func (k *sink) Record(cmd []byte, ackReply string) {
 		tag = &ackTag{reply: ackReply}
 	}
 	if err := k.s.e.prop.ProposeLazy(k.s.group, tag, cmd); err != nil {
-		return // the log has failed or is closed, which others report
+		if noSpace(err) {
+			k.entry.unrecorded = true
+			k.s.arm(time.Now().Add(spaceRetry))
+		}
+		return // else the log has failed or is closed, which others report
 	}
 	if tag != nil {
 		k.s.e.prop.Kick()
@@ -69,9 +73,30 @@ func (k *sink) Acked(seq uint64, logged bool) {
 	s.unlogged = append(s.unlogged, seq)
 }
 
+// recordAgain has consumers make the records again for which the log had no room.
+// The caller holds the lock.
+func (s *Stream) recordAgain(now time.Time) {
+	for _, c := range s.consumers {
+		if c.unrecorded && !s.e.space.logFull.Load() {
+			c.unrecorded = false
+			c.m.RecordAgain(now)
+		}
+		if c.unrecorded {
+			s.arm(now.Add(spaceRetry))
+		}
+	}
+}
+
 // settleUnlogged has messages removed that consumers without durable state are
-// done with. The caller holds the lock, and is not within a machine.
+// done with; those for which the log has no room, later. The caller holds the
+// lock, and is not within a machine.
 func (s *Stream) settleUnlogged() {
+	var later []uint64
+	defer func() {
+		if s.unlogged = later; len(later) > 0 {
+			s.arm(time.Now().Add(spaceRetry))
+		}
+	}()
 	for len(s.unlogged) > 0 {
 		seqs := s.unlogged
 		s.unlogged = nil
@@ -87,7 +112,9 @@ func (s *Stream) settleUnlogged() {
 				}
 				continue
 			}
-			_ = s.e.prop.ProposeLazy(s.group, nil, rec) // fails with the log, which others report
+			if err := s.e.prop.ProposeLazy(s.group, nil, rec); noSpace(err) {
+				later = append(later, seq)
+			} // else it fails with the log, which others report
 		}
 	}
 }

@@ -111,6 +111,8 @@ type consumerEntry struct {
 	cancel  func() // ends watching interest in watched; nil if not watched
 	watched string
 	gone    bool // deleted
+	// unrecorded: the log had no room for a record. It is made again.
+	unrecorded bool
 }
 
 func newUID() []byte {

@@ -67,6 +67,7 @@ func (s *Stream) onTimer() {
 			s.armExpiry()
 		}
 	}
+	s.recordAgain(now)
 	s.settleUnlogged()
 	s.pub.Flush()
 }

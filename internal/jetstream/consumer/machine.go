@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"hash/fnv"
-	"maps"
 	"slices"
 	"time"
 
@@ -269,10 +268,7 @@ func (m *Machine) Start(now time.Time) {
 	m.recount()
 	m.schedule()
 	m.pause(now)
-	// The log has lost the records that a checkpoint was ahead of.
-	for _, seq := range slices.Sorted(maps.Keys(m.unsettled)) {
-		m.record(command.KindConsumerAck, seq, 1, now.UnixNano(), "")
-	}
+	m.RecordAgain(now) // the log has lost the records that a checkpoint was ahead of
 	if m.cfg.Push() {
 		m.active = m.env.Sink.Interest(m.cfg.DeliverSubject)
 		m.hbAt = now.UnixNano() + span(m.cfg.Heartbeat)
