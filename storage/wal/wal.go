@@ -204,7 +204,6 @@ type Log struct {
 	idleArmed bool
 	idleSeen  uint64     // durable when idle was armed
 	segs      []*segment // oldest first; the last is the active one
-	holds     holds
 	lasts     lasts
 
 	// Room, see space.go.

@@ -15,9 +15,6 @@ func (g *Gone) Contains(seq uint64) bool { return g.g.contains(seq) }
 // Next returns the lowest sequence from seq up to last that holds a message.
 func (g *Gone) Next(seq, last uint64) (uint64, bool) { return g.g.next(seq, last) }
 
-// Count returns how many sequences in [from, to] hold none.
-func (g *Gone) Count(from, to uint64) uint64 { return g.g.count(from, to) }
-
 // PageLen is how many sequences a Page is about.
 const PageLen = pageBits
 

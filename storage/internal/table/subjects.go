@@ -185,7 +185,7 @@ func Broken(t *Table) error {
 	return t.broken
 }
 
-// InMemory returns how many subjects are in memory.
+// InMemory returns how many subjects are in memory. It is for tests.
 func InMemory(t *Table) int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
