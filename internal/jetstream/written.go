@@ -45,9 +45,9 @@ type writes struct {
 	counting        atomic.Bool // what recovery applies has been counted before
 	messages, files atomic.Uint64
 
-	mu    sync.Mutex
-	base  Written // of earlier processes
-	saved Written
+	base   Written    // of earlier processes
+	saveMu sync.Mutex // one save at a time; whoever asks does not wait for it
+	saved  Written    // guarded by saveMu
 }
 
 // message counts a message that is appended to a stream's store.
@@ -90,12 +90,6 @@ func ReadWritten(meta *metadb.DB) (w Written, err error) {
 
 // Written returns what the store has written in its life.
 func (e *Engine) Written() Written {
-	e.writes.mu.Lock()
-	defer e.writes.mu.Unlock()
-	return e.written()
-}
-
-func (e *Engine) written() Written {
 	w := e.writes.base
 	w.Messages += e.writes.messages.Load()
 	w.Log += e.wal.Stats().Bytes
@@ -106,9 +100,9 @@ func (e *Engine) written() Written {
 // saveWritten saves what has been written, once it is that much more log than the
 // last time. For want of room it is not saved.
 func (e *Engine) saveWritten(every uint64) error {
-	e.writes.mu.Lock()
-	defer e.writes.mu.Unlock()
-	w := e.written()
+	e.writes.saveMu.Lock()
+	defer e.writes.saveMu.Unlock()
+	w := e.Written()
 	if w.Messages == e.writes.saved.Messages || w.Log < e.writes.saved.Log+every {
 		return nil
 	}

@@ -3,8 +3,12 @@ package jetstream
 import (
 	"bytes"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/storage"
+	"petiole/storage/simbolt"
 )
 
 // What is written for a message is counted over restarts: log and checkpoints, and
@@ -40,5 +44,37 @@ func TestWritten(t *testing.T) {
 	check("after a restart", w)
 	if !w.Since.Equal(was.Since) || w.Log < was.Log || w.Files < was.Files {
 		t.Errorf("%+v after %+v", w, was)
+	}
+}
+
+// Who asks what has been written, as the status does, does not wait for a disk that
+// does not answer.
+func TestWrittenDuringStall(t *testing.T) {
+	dir := t.TempDir()
+	disk := simbolt.New(dir, 1)
+	t.Cleanup(disk.Close)
+	n := startNode(t, dir)
+	n.e.writes.message(&storage.Message{Subject: "s"})
+	saving, answers := make(chan struct{}), make(chan struct{})
+	disk.CutAtUpdate(1, func() {
+		close(saving)
+		<-answers
+	})
+	saved := make(chan error, 1)
+	go func() { saved <- n.e.saveWritten(0) }()
+	<-saving
+	told := make(chan Written, 1)
+	go func() { told <- n.e.Written() }()
+	select {
+	case w := <-told:
+		if w.Messages == 0 {
+			t.Errorf("%+v", w)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("it waits for the disk")
+	}
+	close(answers)
+	if err := <-saved; err != nil {
+		t.Error(err)
 	}
 }
