@@ -269,8 +269,14 @@ func (n *Node) Stop() error {
 	}
 	if link := n.setLink(nil); link != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), linkTimeout)
-		errs = append(errs, link.Close(ctx))
+		err := link.Close(ctx)
 		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			// A slow disk or peer is no failure of the stop.
+			n.Log.Warn("the link is left in the middle of its work; what was not acknowledged is sent again", "error", err)
+			err = nil
+		}
+		errs = append(errs, err)
 	}
 	if n.Engine != nil {
 		n.Engine.Leave()

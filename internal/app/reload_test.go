@@ -257,6 +257,25 @@ func (f fakeLink) Close(context.Context) error {
 	return nil
 }
 
+// slowLink does not come to its end.
+type slowLink struct{ fakeLink }
+
+func (slowLink) Close(ctx context.Context) error {
+	return CloseWithin(ctx, "slow link", func() error { select {} })
+}
+
+// TestStopWithBusyLink: that a link has much under way, which a slow disk does not
+// take in time, is no failure of a stop that was asked for.
+func TestStopWithBusyLink(t *testing.T) {
+	var log *lockedBuffer
+	t.Run("", func(t *testing.T) { // which stops the node at its end, and fails if that fails
+		_, _, log = startLinked(t, "port: -1", func(*Node) (Link, error) { return slowLink{}, nil })
+	})
+	if got := log.String(); !strings.Contains(got, "the link is left in the middle of its work") {
+		t.Errorf("the log says only\n%s", got)
+	}
+}
+
 // TestReloadOfTheLink: it ends before it begins anew; what cannot begin leaves
 // everything as it was, and so does what cannot end.
 func TestReloadOfTheLink(t *testing.T) {
