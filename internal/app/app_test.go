@@ -82,7 +82,7 @@ func TestBrokerOptions(t *testing.T) {
 	want := broker.Options{
 		Host: "127.0.0.1", Port: -1, ServerName: "till-7", GitCommit: Commit(),
 		MaxPayload: 1 << 20, MaxControlLine: 4096, MaxPending: 64 << 20, MaxConn: 65536, MaxSubs: 9,
-		PingInterval: 2 * time.Minute, MaxPingsOut: 2, WriteDeadline: 10 * time.Second, AuthTimeout: 2 * time.Second,
+		PingInterval: 2 * time.Minute, MaxPingsOut: 2, WriteDeadline: 10 * time.Second,
 		NoAuthUser: "a", JetStream: true, APILevel: 5, Advertise: "x:1", TLS: c.TLS.Config,
 		TLSOptions: broker.TLSOptions{Timeout: 7, Optional: true, First: true, Fallback: 8, MapUsers: true, RateLimit: 9, Pinned: map[string]bool{"p": true}},
 		Users: []broker.User{

@@ -19,32 +19,62 @@ import (
 )
 
 // sendSignal does what --signal COMMAND or --signal COMMAND=PID says; PID may
-// be a file that holds it. Without one, the process is the one that the pid
+// be a file that holds it, or end in "*" for all processes of the program's name
+// whose number begins so. Without one, the process is the one that the pid
 // file names which -P or the configuration has, or the one that answers at the
 // admin socket, or else the only one of the program's name.
 func (f *Flags) sendSignal(cmd *cobra.Command) error {
 	name, which, given := strings.Cut(f.Signal, "=")
 	sig, ok := signalNumbers[name]
 	if !ok {
-		return Exit(ExitUsage, fmt.Errorf("unknown signal %q; accepted: %s, each alone or with =PID or =PIDFILE", name,
+		return Exit(ExitUsage, fmt.Errorf("unknown signal %q; accepted: %s, each alone or with =PID, =PIDFILE or =*", name,
 			strings.Join(slices.Sorted(maps.Keys(signalNumbers)), ", ")))
 	}
+	var pids []int
 	pid, err := 0, error(nil)
-	if given {
+	begins, all := strings.CutSuffix(which, "*")
+	switch {
+	case given && all:
+		pids, err = processesLike(f.program.Program.String(), begins)
+	case given:
 		pid, err = readPID(which)
-	} else {
+	default:
 		pid, err = f.findProcess(cmd)
 	}
 	if err != nil {
 		return err
 	}
-	if err := kill(pid, sig); err != nil {
-		if errors.Is(err, syscall.ESRCH) {
-			return Exit(ExitUnavailable, fmt.Errorf("signal %q %d: no such process; is %s running? find it with -c or -sd instead of a number", name, pid, f.program.Program))
-		}
-		return Exit(ExitFailure, fmt.Errorf("signal %q %d: %w", name, pid, err))
+	if !all {
+		pids = []int{pid}
 	}
-	return nil
+	var errs []error
+	for _, pid := range pids {
+		err := kill(pid, sig)
+		switch {
+		case errors.Is(err, syscall.ESRCH):
+			errs = append(errs, Exit(ExitUnavailable, fmt.Errorf("signal %q %d: no such process; is %s running? find it with -c or -sd instead of a number", name, pid, f.program.Program)))
+		case err != nil:
+			errs = append(errs, Exit(ExitFailure, fmt.Errorf("signal %q %d: %w", name, pid, err)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// processesLike lists the running processes of that name whose numbers begin as
+// given.
+func processesLike(name, begins string) ([]int, error) {
+	if _, err := strconv.ParseUint(begins, 10, 32); begins != "" && err != nil {
+		return nil, Exit(ExitUsage, fmt.Errorf("%s* is no beginning of process ids; name one, a pid file, or * for all", begins))
+	}
+	pids, err := processes(name)
+	if err != nil {
+		return nil, Exit(ExitUnavailable, fmt.Errorf("running processes can not be listed: %w; name one with --signal COMMAND=PID", err))
+	}
+	pids = slices.DeleteFunc(pids, func(pid int) bool { return !strings.HasPrefix(strconv.Itoa(pid), begins) })
+	if len(pids) == 0 {
+		return nil, Exit(ExitUnavailable, fmt.Errorf("no %s processes running whose id begins with %q", name, begins))
+	}
+	return pids, nil
 }
 
 // readPID takes a process id, or the name of a file that holds one.

@@ -83,7 +83,7 @@ type Options struct {
 	PingInterval  time.Duration // between PINGs to a client; 2 min
 	MaxPingsOut   int           // PINGs unanswered before the connection is stale; 2
 	WriteDeadline time.Duration // a client that takes nothing for this long is disconnected as slow consumer; 10 s
-	AuthTimeout   time.Duration // for CONNECT after INFO when authentication is required; 2 s
+	AuthTimeout   time.Duration // for CONNECT after INFO when authentication is required; 2 s, or TLSOptions.Timeout and 1 s
 
 	Users      []User // if not empty, clients have to authenticate as one of them
 	AuthToken  string // if not empty, clients may authenticate with this token (plain or bcrypt)

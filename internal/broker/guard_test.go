@@ -100,6 +100,34 @@ func TestAuth(t *testing.T) {
 	until(t, "guest", func() bool { c := open.Conns(); return len(c) == 1 && c[0].User == "guest" })
 }
 
+func TestDefaultAuthTimeout(t *testing.T) {
+	for want, opts := range map[time.Duration]Options{
+		2 * time.Second:  {},
+		3 * time.Second:  {TLS: &tls.Config{}},
+		11 * time.Second: {TLS: &tls.Config{}, TLSOptions: TLSOptions{Timeout: 10 * time.Second}},
+		time.Second:      {TLS: &tls.Config{}, AuthTimeout: time.Second},
+	} {
+		set, err := newSettings(opts)
+		check(t, err)
+		if set.AuthTimeout != want {
+			t.Errorf("%s, want %s", set.AuthTimeout, want)
+		}
+	}
+}
+
+// A responder that takes too long may not answer any more.
+func TestResponsesExpire(t *testing.T) {
+	only := &Permissions{Subscribe: SubjectPermission{Allow: []string{"svc"}}, Responses: &ResponsePermission{Max: -1, Expires: time.Nanosecond}}
+	s := run(t, Options{Users: []User{{Name: "late", Password: "l", Permissions: only}, {Name: "b", Password: "b"}}})
+	late, b := rawAs(t, s, "late", "l"), rawAs(t, s, "b", "b")
+	late.send("SUB svc 1\r\nPING\r\n")
+	late.expect("PONG\r\n")
+	b.send("PUB svc re 0\r\n\r\n")
+	late.expect("MSG svc 1 re 0\r\n\r\n")
+	late.send("PUB re 0\r\n\r\n")
+	late.expect("-ERR 'Permissions Violation for Publish to \"re\"'\r\n")
+}
+
 func TestAuthTimeout(t *testing.T) {
 	s := run(t, Options{AuthToken: "t", AuthTimeout: 20 * time.Millisecond})
 	r := rawDial(t, s)

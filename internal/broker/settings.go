@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"time"
 
 	"petiole/internal/subject/transform"
 )
@@ -34,8 +35,13 @@ func newSettings(opts Options) (*settings, error) {
 	o.PingInterval = cmp.Or(o.PingInterval, DefaultPingInterval)
 	o.MaxPingsOut = cmp.Or(o.MaxPingsOut, DefaultMaxPingsOut)
 	o.WriteDeadline = cmp.Or(o.WriteDeadline, DefaultWriteDeadline)
-	o.AuthTimeout = cmp.Or(o.AuthTimeout, DefaultAuthTimeout)
 	o.TLSOptions.Timeout = cmp.Or(o.TLSOptions.Timeout, DefaultTLSTimeout)
+	if o.AuthTimeout == 0 {
+		o.AuthTimeout = DefaultAuthTimeout
+		if o.TLS != nil { // where a handshake takes long, a login does
+			o.AuthTimeout = o.TLSOptions.Timeout + time.Second
+		}
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}

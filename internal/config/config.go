@@ -48,7 +48,6 @@ const (
 	DefaultPingInterval   = 2 * time.Minute
 	DefaultPingMax        = 2
 	DefaultWriteDeadline  = 10 * time.Second
-	DefaultAuthTimeout    = 2 * time.Second
 	DefaultTLSTimeout     = 2 * time.Second
 	DefaultLameDuck       = 2 * time.Minute
 	DefaultLameDuckGrace  = 10 * time.Second
@@ -129,7 +128,7 @@ type Authorization struct {
 	Token      string // clear, or a bcrypt hash
 	Users      []User
 	NoAuthUser string        // no_auth_user: whom clients without credentials count as
-	Timeout    time.Duration // how long a client may take to authenticate
+	Timeout    time.Duration // how long a client may take to authenticate; 0: 2 s, or 1 s more than a TLS handshake
 }
 
 // User is one client login.
@@ -288,7 +287,6 @@ func Default() *Config {
 		WriteDeadline:  DefaultWriteDeadline,
 		LameDuck:       DefaultLameDuck,
 		LameDuckGrace:  DefaultLameDuckGrace,
-		Auth:           Authorization{Timeout: DefaultAuthTimeout},
 		JetStream:      JetStream{MaxMemory: -1, MaxStore: -1},
 		Log:            Logging{Time: true, Format: "text"},
 	}
