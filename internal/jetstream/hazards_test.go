@@ -419,3 +419,39 @@ func TestExpiryIsTriedAgain(t *testing.T) {
 		t.Error("nothing was refused")
 	}
 }
+
+// What a stream republishes to another one, which takes it slowly, takes no more
+// memory than it should: those who publish wait.
+func TestRepublishedWaits(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "SLOW", Subjects: []string{"slow"}})
+	createStream(t, js, jetstream.StreamConfig{
+		Name: "FAST", Subjects: []string{"fast"}, Storage: jetstream.MemoryStorage, MaxMsgs: 1,
+		RePublish: &jetstream.RePublish{Source: "fast", Destination: "slow"},
+	})
+	slow := must2(n.e.Stream("SLOW"))
+	n.e.logGate.set(true) // as while checkpoints do not keep up
+	const msgs, size = 800, 64 << 10
+	published := make(chan error, 1)
+	go func() {
+		data := make([]byte, size)
+		for range msgs {
+			if err := nc.Publish("fast", data); err != nil {
+				published <- err
+				return
+			}
+		}
+		published <- nc.Flush()
+	}()
+	eventually(t, "much is on its way", n.e.async.full)
+	time.Sleep(200 * time.Millisecond) // for more, if it does not wait
+	if q := n.e.async.octets.Load(); q > asyncLimit+2*size {
+		t.Errorf("%d octets are queued", q)
+	}
+	n.e.logGate.set(false)
+	if err := <-published; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "all of it has arrived", func() bool { return slow.State().Msgs == msgs })
+}

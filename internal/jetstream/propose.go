@@ -122,6 +122,17 @@ const asyncLimit = 16 << 20
 // queue still takes more: most of what fills it cannot wait.
 func (q *asyncQueue) full() bool { return q.octets.Load() > asyncLimit }
 
+// await waits until the queue is not full, or closed. It is for those who make
+// others fill it, and hold no locks.
+func (q *asyncQueue) await() {
+	q.init()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.full() && !q.closed {
+		q.cond.Wait()
+	}
+}
+
 func (q *asyncQueue) init() { q.once.Do(func() { q.cond.L = &q.mu }) }
 
 // add queues fn, which holds on to so many octets.
@@ -134,7 +145,7 @@ func (q *asyncQueue) add(octets int, fn func()) {
 	}
 	q.fns = append(q.fns, asyncFn{octets, fn})
 	q.octets.Add(int64(octets))
-	q.cond.Signal()
+	q.cond.Broadcast()
 }
 
 func (q *asyncQueue) run() {
@@ -153,8 +164,14 @@ func (q *asyncQueue) run() {
 		}
 		for i := range fns {
 			fns[i].fn()
+			was := q.full()
 			q.octets.Add(-int64(fns[i].octets))
 			fns[i] = asyncFn{} // its message is not needed any more
+			if was && !q.full() {
+				q.mu.Lock()
+				q.cond.Broadcast()
+				q.mu.Unlock()
+			}
 		}
 	}
 }

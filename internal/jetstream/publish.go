@@ -23,6 +23,11 @@ func (s *Stream) onPublish(m *broker.Msg) {
 		})
 		return
 	}
+	if s.cfg.Load().RePublish != nil && s.e.async.full() {
+		// What is republished does not wait for a stream that takes it slowly.
+		s.e.prop.Kick()
+		s.e.async.await()
+	}
 	s.publish(m.Subject, m.Reply, m.Header, m.Data)
 }
 
