@@ -28,7 +28,6 @@ type Batch struct {
 	Gaps    uint64     // runs of missing sequences
 	Missing uint64     // sequences in them
 	Bytes   int64      // subject, header and data of the messages
-	Oldest  int64      // time of the first message, Unix ns; 0 if none
 	Damaged []uint64   // sequences among the missing whose messages are damaged
 }
 
@@ -96,7 +95,6 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 	c.lost = nil
 	begin, seed, sent := c.next, c.chain, len(out)
 	gaps := false
-	var oldest int64
 	var damaged []uint64
 	emit := func() {
 		if c.b.Empty() {
@@ -104,12 +102,12 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		}
 		b := batches.Get().(*Batch)
 		b.Frames = c.b.AppendFrames(b.Frames[:0], c.compress)
-		b.First, b.Rung, b.Oldest = c.next, c.b.Rung(), oldest
+		b.First, b.Rung = c.next, c.b.Rung()
 		b.Msgs, b.Gaps, b.Missing, b.Bytes = c.b.Counts()
 		b.Damaged, damaged = append(damaged, c.lost...), nil
 		c.lost = nil
 		gaps = gaps || b.Gaps > 0
-		c.next, c.chain, oldest = b.Rung.Through+1, b.Rung.Chain, 0
+		c.next, c.chain = b.Rung.Through+1, b.Rung.Chain
 		c.b.Reset(c.offer, c.incarnation, c.base, c.next, c.chain)
 		c.soft = min(2*c.soft, frame.MaxPayload)
 		room -= len(b.Frames)
@@ -140,9 +138,6 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 		}
 		c.gap(m.Seq-1, st.First)
 		c.b.Msg(m.Time, m.Subject, m.Header, m.Data)
-		if oldest == 0 {
-			oldest = m.Time
-		}
 		return true
 	}
 	err := c.src.Range(c.next, each)

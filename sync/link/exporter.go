@@ -474,7 +474,7 @@ func (r *run) send(stream *quic.SendStream, win *replay.Window, in <-chan []*exp
 		for _, b := range bs {
 			it := replay.Item{
 				Rung: b.Rung, Wire: int64(len(b.Frames)), Bytes: b.Bytes, Msgs: b.Msgs,
-				Gaps: b.Gaps, Missing: b.Missing, Oldest: b.Oldest, Damaged: b.Damaged,
+				Gaps: b.Gaps, Missing: b.Missing, Damaged: b.Damaged,
 			}
 			for {
 				r.x.mu.Lock()

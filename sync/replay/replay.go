@@ -48,7 +48,6 @@ type Item struct {
 	Msgs    uint64
 	Gaps    uint64   // runs of missing sequences
 	Missing uint64   // sequences in them
-	Oldest  int64    // time of its first message, Unix ns; 0 if none
 	Damaged []uint64 // sequences among the missing whose messages are damaged
 	Sent    time.Time
 }
@@ -87,16 +86,6 @@ func (w *Window) Room() int64 {
 // InFlight returns the bytes and batches under way.
 func (w *Window) InFlight() (bytes int64, batches int) {
 	return w.inFlight, len(w.items) - w.head
-}
-
-// Oldest returns the time of the oldest message under way; 0 if none is.
-func (w *Window) Oldest() int64 {
-	for _, it := range w.items[w.head:] {
-		if it.Oldest != 0 {
-			return it.Oldest
-		}
-	}
-	return 0
 }
 
 // Through returns the sequence acknowledged.
