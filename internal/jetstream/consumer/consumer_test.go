@@ -831,3 +831,20 @@ func TestParseAck(t *testing.T) {
 		}
 	}
 }
+
+// Of large messages no more is read ahead than is delivered: the rest would be read
+// again, and all of it be in memory.
+func TestLargeMessagesReadAhead(t *testing.T) {
+	r := newRig(t)
+	large := string(make([]byte, pumpBytes/4))
+	for range 40 {
+		r.st.append(r.now.UnixNano(), "a", large)
+	}
+	r.start(api.ConsumerConfig{DeliverSubject: "d"})
+	if n := len(r.sink.out); n != 40 {
+		t.Fatalf("%d messages", n)
+	}
+	if r.st.ranged > 50 {
+		t.Errorf("%d messages were read to deliver 40", r.st.ranged)
+	}
+}

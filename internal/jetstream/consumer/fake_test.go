@@ -16,6 +16,8 @@ import (
 type fakeStore struct {
 	msgs []storage.Message
 	last uint64
+	// ranged counts the messages that Range has handed out.
+	ranged int
 }
 
 func (s *fakeStore) append(t int64, subject string, data string) uint64 {
@@ -74,6 +76,7 @@ func (s *fakeStore) LoadLast(pattern string, limit uint64) (storage.Message, err
 
 func (s *fakeStore) Range(seq uint64, fn func(storage.Message) bool) error {
 	for _, m := range s.msgs[s.at(seq):] {
+		s.ranged++
 		if !fn(m) {
 			break
 		}

@@ -19,7 +19,8 @@ const (
 	// A Pump delivers no more than this before it gives the lock back.
 	pumpMsgs  = 1024
 	pumpBytes = 4 << 20
-	// readAhead is how many messages are read from the store at once.
+	// readAhead is how many messages are read from the store at once, unless they
+	// are more octets than the Pump still delivers.
 	readAhead = 128
 	// congestedEvery is after how many octets a client is asked again whether
 	// it keeps up, and congestedWait how long one is left alone that does not.
@@ -114,14 +115,16 @@ type Machine struct {
 	asked   int // push: octets delivered when Congested was asked last
 	ahead   []storage.Message
 	aheadAt int
-	want    int
-	collect func(storage.Message) bool
-	buf     []byte // reply subject
-	hdr     []byte // header blocks of status messages
-	msgHdr  []byte // header block of a message
-	cmd     []byte // records
-	acked   []uint64
-	expired []uint64
+	// aheadSize is how many octets a run has read ahead.
+	aheadSize int
+	want      int
+	collect   func(storage.Message) bool
+	buf       []byte // reply subject
+	hdr       []byte // header blocks of status messages
+	msgHdr    []byte // header block of a message
+	cmd       []byte // records
+	acked     []uint64
+	expired   []uint64
 }
 
 func newMachine(name string, cfg *api.ConsumerConfig, created time.Time, env Env) *Machine {
@@ -132,7 +135,8 @@ func newMachine(name string, cfg *api.ConsumerConfig, created time.Time, env Env
 	}
 	m.collect = func(msg storage.Message) bool {
 		m.ahead = append(m.ahead, msg)
-		return len(m.ahead) < m.want
+		m.aheadSize += int(msg.Size())
+		return len(m.ahead) < m.want && m.octets+m.aheadSize < pumpBytes
 	}
 	m.ackPrefix = []byte("$JS.ACK." + env.Stream.Name + "." + name + ".")
 	m.run.Name = name

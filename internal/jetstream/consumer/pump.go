@@ -193,7 +193,7 @@ func (m *Machine) read() error {
 	if m.sseq > st.Last {
 		return nil
 	}
-	m.want = readAhead
+	m.want, m.aheadSize = readAhead, 0
 	if !m.cfg.Push() {
 		m.want = min(m.want, m.wait.total)
 	}
