@@ -432,7 +432,7 @@ func TestRepublishedWaits(t *testing.T) {
 	})
 	slow := must2(n.e.Stream("SLOW"))
 	n.e.logGate.set(true) // as while checkpoints do not keep up
-	const msgs, size = 800, 64 << 10
+	const msgs, size = 400, 64 << 10
 	published := make(chan error, 1)
 	go func() {
 		data := make([]byte, size)
@@ -442,9 +442,11 @@ func TestRepublishedWaits(t *testing.T) {
 				return
 			}
 		}
-		published <- nc.Flush()
+		published <- nc.FlushTimeout(time.Minute)
 	}()
-	eventually(t, "much is on its way", n.e.async.full)
+	for !n.e.async.full() {
+		time.Sleep(time.Millisecond)
+	}
 	time.Sleep(200 * time.Millisecond) // for more, if it does not wait
 	if q := n.e.async.octets.Load(); q > asyncLimit+2*size {
 		t.Errorf("%d octets are queued", q)
@@ -453,5 +455,7 @@ func TestRepublishedWaits(t *testing.T) {
 	if err := <-published; err != nil {
 		t.Error(err)
 	}
-	eventually(t, "all of it has arrived", func() bool { return slow.State().Msgs == msgs })
+	for slow.State().Msgs < msgs { // all of it arrives
+		time.Sleep(time.Millisecond)
+	}
 }
