@@ -79,6 +79,7 @@ type Options struct {
 	scrubFirst time.Duration                                   // how long after the start the first scrub begins; scrubFirst, or a test's
 	tidyEvery  time.Duration                                   // how often it is looked for files to compact; tidyEvery, or a test's
 	salvage    func(dir string) (msgstore.RepairReport, error) // a test's, instead of repairing
+	mendLong   int64                                           // mendLong, or a test's
 	// openStore is msgstore.Open, or a test's.
 	openStore func(dir string, o msgstore.Options) (backing, error)
 	now       func() time.Time // time.Now, or a test's clock that leaps
@@ -246,6 +247,9 @@ func newEngine(o Options) *Engine {
 	}
 	if o.now == nil {
 		o.now = time.Now
+	}
+	if o.mendLong <= 0 {
+		o.mendLong = mendLong
 	}
 	if o.openStore == nil {
 		o.openStore = func(dir string, o msgstore.Options) (backing, error) { return msgstore.Open(dir, o) }

@@ -47,6 +47,7 @@ const atOnce = 2
 func (e *Engine) keepBudgets() error {
 	done := false
 	defer func() {
+		e.makeWay()
 		if !done { // nothing helps for now: the next commit, or space, sees to it
 			e.openGates()
 		}
@@ -143,11 +144,12 @@ func (e *Engine) whileFull() error {
 	return nil
 }
 
-// holders returns up to n streams that hold back the oldest records of the log.
+// holders returns up to n streams that hold back the oldest records of the log, and
+// can be checkpointed.
 func (e *Engine) holders(n int) []*Stream {
 	var list []*Stream
 	for _, s := range *e.streams.Load() {
-		if s.held = s.holds(); s.held != 0 {
+		if s.held = s.holds(); s.held != 0 && s.yields.Load() == nil {
 			list = append(list, s)
 		}
 	}
@@ -304,7 +306,7 @@ func (e *Engine) closeIdle() error {
 	var open []*Stream
 	for _, s := range *e.streams.Load() {
 		f, ok := s.store.(*fileStore)
-		if !ok || !f.isOpen() {
+		if !ok || !f.isOpen() || s.yields.Load() != nil {
 			continue
 		}
 		if now-f.used.Load() >= idleTicks {

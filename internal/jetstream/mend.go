@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"context"
 	"errors"
 	"os"
 	"slices"
@@ -10,11 +11,13 @@ import (
 	"petiole/storage/msgstore"
 )
 
-// mendMax is up to what size, in octets, a file is repaired while its stream goes
-// on serving: no checkpoint of it is possible meanwhile, so that the log, which
-// all streams share, keeps what it takes. With a larger one the stream is taken
-// down, and its records are parked.
-const mendMax = 256 << 20
+// mendLong is from what size on, in octets, the repair of a file takes so long that
+// nobody can wait for it. No checkpoint of its stream is possible meanwhile, so that
+// the log, which all streams share, keeps what it takes, and memory as well. A repair
+// of a smaller one the others wait for, if need be. A longer one ends when log or
+// tables have half of what they may (see makeWay): then the stream is taken down, its
+// records of the log are parked, and the repair begins anew.
+const mendLong = 256 << 20
 
 // mendServing begins to repair the file of a stream that goes on serving; false
 // if it has to be taken down. The caller holds applyMu.
@@ -25,23 +28,57 @@ func (e *Engine) mendServing(s *Stream, f *fileStore, cause error) bool {
 	if !e.live || e.closing.Load() || e.o.salvage != nil || !f.isOpen() || errors.Is(cause, msgstore.ErrStale) {
 		return false
 	}
-	if fi, err := os.Stat(e.storePath(s.group)); err != nil || fi.Size() > mendMax {
+	ctx, cancel := context.WithCancel(e.ending)
+	long, err := e.takesLong(s.group)
+	if err != nil {
+		cancel()
 		return false
+	}
+	if long {
+		s.yields.Store(&cancel)
 	}
 	s.mending.Store(true)
 	if e.spawn(func() {
+		defer cancel()
 		defer s.mending.Store(false)
-		e.mendBeside(s, f, cause)
+		defer s.yields.Store(nil)
+		e.mendBeside(ctx, s, f, cause)
 	}) {
 		return true
 	}
+	cancel()
+	s.yields.Store(nil)
 	s.mending.Store(false)
 	return false
 }
 
+// takesLong reports whether the repair of a stream's file takes long.
+func (e *Engine) takesLong(g storage.GroupID) (bool, error) {
+	fi, err := os.Stat(e.storePath(g))
+	return err == nil && fi.Size() >= e.o.mendLong, err
+}
+
+// yield ends a repair of the stream's file that takes long, if there is one.
+func (s *Stream) yield() {
+	if end := s.yields.Load(); end != nil {
+		(*end)()
+	}
+}
+
+// makeWay ends the repairs that take long if the log or the tables have half of what
+// they may when everything else has been checkpointed.
+func (e *Engine) makeWay() {
+	if e.wal.Size() <= e.o.WALBudget/2 && e.tableBytes.Load() <= tableBurst*e.tableLimit.Load()/2 {
+		return
+	}
+	for _, s := range *e.streams.Load() {
+		s.yield()
+	}
+}
+
 // mendBeside repairs the file of a stream that goes on serving; if that cannot be
 // done the stream is taken down.
-func (e *Engine) mendBeside(s *Stream, f *fileStore, cause error) {
+func (e *Engine) mendBeside(ctx context.Context, s *Stream, f *fileStore, cause error) {
 	since := time.Now()
 	e.log.Error("a stream's files are damaged; they are repaired while it goes on", "stream", s.name, "directory", e.streamDir(s.group), "err", cause)
 	// Until there is a checkpoint the log goes as far back as it does now: if the
@@ -52,7 +89,7 @@ func (e *Engine) mendBeside(s *Stream, f *fileStore, cause error) {
 	defer s.keep.Store(0)
 	var rep msgstore.RepairReport
 	err := f.peek(func(t tidyable) (err error) {
-		rep, err = t.Repair(e.ending, func(step func() error) error {
+		rep, err = t.Repair(ctx, func(step func() error) error {
 			// Between two steps of the machine: what it has seen is there.
 			s.mu.Lock()
 			defer s.mu.Unlock()

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"petiole/storage/msgstore"
 )
 
 // spoil destroys the pages of a stream's file, which is open, that hold the text.
@@ -35,10 +38,14 @@ func spoil(t *testing.T, path, text string) {
 // all needs no repair.
 func TestRemovalOverDestroyedPages(t *testing.T) {
 	ctx := testContext(t)
-	for _, what := range []string{"limits", "delete", "purge", "purge all"} {
+	for _, what := range []string{"limits", "limits, a large file", "delete", "purge", "purge all"} {
 		t.Run(what, func(t *testing.T) {
 			dir := t.TempDir()
-			n := startNode(t, dir)
+			n := startNode(t, dir, func(o *Options) {
+				if strings.HasSuffix(what, "a large file") {
+					o.mendLong = 1
+				}
+			})
 			_, js := n.connect()
 			str := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s", "t"}, MaxMsgs: 500})
 			c := must(str.CreateConsumer(ctx, jetstream.ConsumerConfig{Durable: "C", AckPolicy: jetstream.AckExplicitPolicy}))
@@ -58,7 +65,7 @@ func TestRemovalOverDestroyedPages(t *testing.T) {
 			last := uint64(500)
 			repaired := true
 			switch what {
-			case "limits":
+			case "limits", "limits, a large file":
 				for range 30 {
 					last = must(js.Publish(ctx, "t", nil)).Sequence
 				}
@@ -113,6 +120,111 @@ func TestRemovalOverDestroyedPages(t *testing.T) {
 			if _, err := os.Stat(n.e.storePath(s.group)); err != nil {
 				t.Error(err)
 			}
+		})
+	}
+}
+
+// slowRepair is a store whose repair goes on until it is ended or let come to its end.
+type slowRepair struct {
+	*msgstore.Store
+	begun chan struct{}
+	end   chan struct{}
+}
+
+func (s slowRepair) Repair(ctx context.Context, alone func(step func() error) error) (msgstore.RepairReport, error) {
+	s.begun <- struct{}{}
+	select {
+	case <-ctx.Done():
+		return msgstore.RepairReport{}, ctx.Err()
+	case <-s.end:
+	}
+	return s.Store.Repair(ctx, alone)
+}
+
+// A stream whose repair takes long serves meanwhile, until log or tables become too
+// long for that. From then on nobody else has to wait for it, and nothing of it is
+// lost.
+func TestLongRepairMakesWay(t *testing.T) {
+	const msgs = 500
+	for _, test := range []struct {
+		name    string
+		pressed bool
+	}{{"idle", false}, {"pressed", true}} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx := testContext(t)
+			begun, end := make(chan struct{}, 2), make(chan struct{})
+			n := startNode(t, t.TempDir(), func(o *Options) {
+				o.mendLong = 1
+				o.SegmentSize, o.WALBudget = 128<<10, 1<<20
+				o.openStore = func(dir string, o msgstore.Options) (backing, error) {
+					s, err := msgstore.Open(dir, o)
+					if err != nil {
+						return nil, err
+					}
+					return slowRepair{s, begun, end}, nil
+				}
+			})
+			_, js := n.connect()
+			str := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+			createStream(t, js, jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"o"}})
+			for i := range msgs {
+				mark := "fine"
+				if i >= 20 && i < 60 {
+					mark = "SPOILED"
+				}
+				must(js.PublishAsync("s", []byte(mark+strings.Repeat("x", 400))))
+			}
+			<-js.PublishAsyncComplete()
+			if err := n.e.Checkpoint(); err != nil {
+				t.Fatal(err)
+			}
+			s := must2(n.e.Stream("S"))
+			spoil(t, n.e.storePath(s.group), "SPOILED")
+			if err := str.DeleteMsg(ctx, 40); err != nil {
+				t.Fatal(err)
+			}
+			<-begun
+			if seq := must(js.Publish(ctx, "s", []byte("meanwhile"))).Sequence; seq != msgs+1 {
+				t.Fatalf("sequence %d", seq)
+			}
+			others := 0
+			if test.pressed {
+				for range 5 { // budgets
+					for range 100 {
+						must(js.PublishAsync("o", make([]byte, 10<<10)))
+						others++
+					}
+					<-js.PublishAsyncComplete()
+				}
+				<-begun // anew, with the stream out of service
+				if down := n.e.DownStreams(); len(down) != 1 || down[0].Name != "S" {
+					t.Fatalf("%+v", down)
+				}
+				eventually(t, "the log does without it", func() bool {
+					n.e.wakeCheckpointer()
+					return n.e.wal.Size() <= n.e.o.WALBudget
+				})
+			}
+			close(end)
+			eventually(t, "the file is repaired", func() bool {
+				now, ok := n.e.Stream("S")
+				return n.e.Damage().Repairs == 1 && ok && now.keep.Load() == 0
+			})
+			now := must2(n.e.Stream("S"))
+			if !test.pressed && now != s {
+				t.Error("the stream did not go on")
+			}
+			lost := n.e.Damage().LostMsgs
+			if st := now.State(); st.Last != msgs+1 || st.Msgs+lost != msgs || lost == 0 || lost > 60 {
+				t.Errorf("%+v, lost %d", st, lost)
+			}
+			if m := must(str.GetMsg(ctx, msgs+1)); string(m.Data) != "meanwhile" {
+				t.Errorf("message %d is %q", m.Sequence, m.Data)
+			}
+			if st := must2(n.e.Stream("OTHER")).State(); st.Msgs != uint64(others) {
+				t.Errorf("others: %+v", st)
+			}
+			n.stop()
 		})
 	}
 }

@@ -305,6 +305,22 @@ func (e *Engine) parkLogOf(d *downStream) error {
 	if d.quarantined.Load() == nil && d.full.Load() == nil {
 		return nil // repaired meanwhile
 	}
+	return e.parkRecords(d)
+}
+
+// parkAhead parks the records of a stream whose repair takes long before that
+// begins: the log, which all streams share, does without them.
+func (e *Engine) parkAhead(d *downStream) error {
+	if long, err := e.takesLong(storage.GroupID(d.rec.Group)); err != nil || !long {
+		return nil // what is gone takes no time
+	}
+	defer e.wakeCheckpointer()
+	return e.parkRecords(d)
+}
+
+// parkRecords parks the records of a stream that is out of service, if there is
+// room. The caller holds d.repairing.
+func (e *Engine) parkRecords(d *downStream) error {
 	from := storage.LSN(d.from.Load())
 	e.applyMu.Lock()
 	after := d.records

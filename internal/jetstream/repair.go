@@ -49,6 +49,15 @@ func (e *Engine) repair(d *downStream) {
 }
 
 func (e *Engine) tryRepair(d *downStream) error {
+	if d.old != nil {
+		// An older state of the file may be what is intact.
+		e.trimMu.Lock()
+		d.hold(e.wal.Oldest())
+		e.trimMu.Unlock()
+	}
+	if err := e.parkAhead(d); err != nil {
+		return fmt.Errorf("%w: parking the log's records: %w", storage.ErrFailed, err)
+	}
 	if err := e.mend(d); err != nil {
 		return err
 	}
@@ -86,15 +95,11 @@ func (e *Engine) tryRepair(d *downStream) error {
 
 // mend repairs the file of a stream that served while it is open, for that knows
 // what the file does not, and closes it. What that cannot is salvaged from
-// outside. The log is kept as far back as it goes: an older
-// state of the file may be what is intact.
+// outside.
 func (e *Engine) mend(d *downStream) (err error) {
 	if d.old == nil {
 		return nil
 	}
-	e.trimMu.Lock()
-	d.hold(e.wal.Oldest())
-	e.trimMu.Unlock()
 	d.old.ckptMu.Lock() // a checkpoint that runs comes to an end
 	defer d.old.ckptMu.Unlock()
 	old := d.old.store

@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"slices"
@@ -43,6 +44,8 @@ type Stream struct {
 	// the records from keep on (0: none).
 	mending atomic.Bool
 	keep    atomic.Uint64
+	// yields ends that repair, if it takes long; nobody waits for that.
+	yields atomic.Pointer[context.CancelFunc]
 
 	mu        sync.Mutex
 	m         *stream.Machine
@@ -350,6 +353,7 @@ func (s *Stream) deleted() {
 
 // destroy removes the files of a deleted stream. It waits for a checkpoint.
 func (s *Stream) destroy() error {
+	s.yield()
 	s.ckptMu.Lock()
 	defer s.ckptMu.Unlock()
 	s.mu.Lock()

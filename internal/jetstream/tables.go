@@ -122,7 +122,8 @@ func (s *Stream) uncount() {
 }
 
 // largest returns the streams with the largest tables, so many of them that the
-// others' take no more than half of the budget; none if all are within it.
+// others' take no more than half of the budget; none if all are within it. One whose
+// file is being repaired for long cannot be checkpointed.
 func (e *Engine) largest() []*Stream {
 	total, budget := e.tableBytes.Load(), e.tableLimit.Load()
 	if total <= budget {
@@ -134,7 +135,7 @@ func (e *Engine) largest() []*Stream {
 	}
 	var all []sized
 	for _, s := range *e.streams.Load() {
-		if n := s.tableBytes.Load(); n > 0 {
+		if n := s.tableBytes.Load(); n > 0 && s.yields.Load() == nil {
 			all = append(all, sized{s, n})
 		}
 	}

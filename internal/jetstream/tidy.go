@@ -97,7 +97,7 @@ func (e *Engine) tidyFiles(ctx context.Context, later map[*Stream]time.Time, loo
 	}
 	for _, s := range streams {
 		f, ok := s.store.(*fileStore)
-		if !ok || !f.isOpen() {
+		if !ok || !f.isOpen() || s.mending.Load() {
 			continue
 		}
 		st := f.State()
