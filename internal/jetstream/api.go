@@ -10,6 +10,7 @@ import (
 	"petiole/internal/broker"
 	"petiole/internal/jetstream/api"
 	"petiole/internal/wire"
+	"petiole/storage"
 )
 
 // APILevel is the JetStream API level that requests may require: that of the
@@ -189,7 +190,11 @@ func (r *request) respond(typ string, doc any, err error) {
 		var apiErr *api.Error
 		if !errors.As(err, &apiErr) {
 			r.e.log.Error("a JetStream API request failed", "operation", r.op, "err", err)
-			apiErr = api.ErrStreamGeneral.With("err", err)
+			why := err.Error()
+			if errors.Is(err, storage.ErrCorrupt) {
+				why = mendingText
+			}
+			apiErr = api.ErrStreamGeneral.With("err", why)
 		}
 		b, _ = json.Marshal(&api.Response{Type: typ, Error: apiErr}) // strings and numbers
 	}

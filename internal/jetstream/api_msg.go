@@ -53,10 +53,6 @@ func (r *request) msgGet() (any, error) {
 		r.e.log.Error("a message asked for is damaged on disk; delete it to be rid of it", "stream", s.name, "seq", seq, "err", err)
 		return nil, api.ErrStreamGeneral.With("err", damagedText(seq))
 	}
-	if errors.Is(err, storage.ErrCorrupt) {
-		r.e.log.Error("a message asked for cannot be read", "stream", s.name, "err", err)
-		return nil, api.ErrStreamGeneral.With("err", mendingText)
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -72,9 +68,8 @@ func damagedText(seq uint64) string {
 	return "message " + strconv.FormatUint(seq, 10) + " is damaged on disk"
 }
 
-// mendingText is what a client is told that asks for a message which damage hides:
-// it has had the repair begin (see fileStore.note), which finds it, or that it is
-// lost.
+// mendingText is what a client is told whose request met damage that is not one
+// message's: it has had the repair begin (see fileStore.note).
 const mendingText = "the stream's files are damaged and are being repaired; try again"
 
 func validOrEmpty(subj string) bool { return subj == "" || subject.Valid(subj) }
