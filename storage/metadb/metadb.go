@@ -3,7 +3,8 @@
 //
 // Every Put is one transaction that is on disk when Put returns. A Put for which
 // there is no room fails with an error that vfs.IsNoSpace knows, and may be tried
-// again; any other failed write wraps storage.ErrFailed. Values carry a
+// again; any other failed write wraps storage.ErrFailed, and so does one that damage
+// has broken off in a way that cannot be taken back. Values carry a
 // CRC32C over bucket, key and content, so that a flipped bit is an error and
 // never a wrong fact:
 //
@@ -22,6 +23,7 @@ import (
 	"hash/crc32"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -50,7 +52,13 @@ type DB struct {
 	path   string
 	db     *bbolt.DB
 	failed atomic.Pointer[func(error)]
+	// stuck says that a transaction could not be taken back; writing is held by who
+	// writes, so that nobody waits for the lock that it keeps.
+	writing sync.Mutex
+	stuck   atomic.Bool
 }
+
+var errStuck = errors.New("a change before broke off and could not be taken back")
 
 // OnFail sets what is called with an error of Put's that wraps
 // storage.ErrFailed, in the goroutine that called Put.
@@ -153,7 +161,7 @@ func (d *DB) Put(bucket string, kvs ...KV) error {
 	// What the kernel could not write or sync may be lost although another try
 	// succeeds. Want of space is another matter: it may come back.
 	var errno syscall.Errno
-	if !errors.As(err, &errno) || vfs.IsNoSpace(err) {
+	if !errors.Is(err, storage.ErrFailed) && !errors.As(err, &errno) || vfs.IsNoSpace(err) {
 		return err
 	}
 	if !errors.Is(err, storage.ErrFailed) {
@@ -198,6 +206,9 @@ func (d *DB) ForEach(bucket, prefix string, fn func(key string, value []byte) er
 
 // Close releases the file. Later calls fail with storage.ErrClosed.
 func (d *DB) Close() error {
+	if d.stuck.Load() {
+		return nil // the end of the process closes it
+	}
 	if err := d.db.Close(); err != nil {
 		return fmt.Errorf("close %s: %w", d.path, err)
 	}
@@ -205,11 +216,21 @@ func (d *DB) Close() error {
 }
 
 func (d *DB) view(fn func(*bbolt.Tx) error) error {
-	return boltfile.Guard(d.path, func() error { return d.db.View(fn) })
+	return boltfile.View(d.path, d.db, fn)
 }
 
 func (d *DB) update(fn func(*bbolt.Tx) error) error {
-	return boltfile.Guard(d.path, func() error { return boltfile.Update(d.db, fn) })
+	d.writing.Lock()
+	defer d.writing.Unlock()
+	if d.stuck.Load() {
+		return fmt.Errorf("%w: %w", storage.ErrFailed, errStuck)
+	}
+	stuck, err := boltfile.Change(d.path, d.db, fn)
+	if stuck {
+		d.stuck.Store(true)
+		err = fmt.Errorf("%w: %w", storage.ErrFailed, err)
+	}
+	return err
 }
 
 func (d *DB) wrap(op, bucket, key string, err error) error {

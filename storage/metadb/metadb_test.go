@@ -9,8 +9,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"petiole/storage"
+	"petiole/storage/internal/boltpages"
 )
 
 func openTest(t *testing.T, path string) *DB {
@@ -222,6 +224,72 @@ func TestSalvage(t *testing.T) {
 				if v, err := db.Get("b", k); err != nil || string(v) != "value of "+k {
 					t.Fatalf("%s: %q, %v", k, v, err)
 				}
+			}
+		})
+	}
+}
+
+// Damage to an open file that bbolt meets as it begins a transaction, or takes one
+// back, hangs nobody: it is told, and a change that cannot be taken back is a
+// storage failure, as is every later one.
+func TestDamageHangsNobody(t *testing.T) {
+	page := int64(os.Getpagesize())
+	for _, c := range []struct {
+		name   string
+		pages  func(root, list int64) []int64
+		failed bool
+	}{
+		{"both meta pages", func(int64, int64) []int64 { return []int64{0, 1} }, false},
+		{"the root and the list of free pages", func(root, list int64) []int64 { return []int64{root, list} }, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "meta.db")
+			d := openTest(t, path)
+			for i := range 3 {
+				if err := d.Put("b", KV{"key", []byte{byte(i)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			told := 0
+			d.OnFail(func(error) { told++ })
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			meta := boltpages.Open(bytes.NewReader(raw), int64(len(raw))).Metas()[0]
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range c.pages(int64(meta.Root), int64(meta.Freelist)) {
+				if _, err := f.WriteAt(bytes.Repeat([]byte{0x5a}, 64), p*page); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := f.Close(); err != nil {
+				t.Fatal(err)
+			}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				for range 3 {
+					err := d.Put("b", KV{"key", []byte("v")})
+					if err == nil || errors.Is(err, storage.ErrFailed) != c.failed || !c.failed && !errors.Is(err, storage.ErrCorrupt) {
+						t.Errorf("put: %v", err)
+					}
+					if _, err := d.Get("b", "key"); !errors.Is(err, storage.ErrCorrupt) {
+						t.Errorf("get: %v", err)
+					}
+				}
+				_ = d.Close()
+			}()
+			select {
+			case <-done:
+			case <-time.After(time.Minute):
+				t.Fatal("an access hangs")
+			}
+			if c.failed != (told > 0) {
+				t.Errorf("a failure is told %d times", told)
 			}
 		})
 	}

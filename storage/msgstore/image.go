@@ -99,7 +99,7 @@ func (im *image) close() error {
 func (im *image) view(fn func(tx *bbolt.Tx) error) error {
 	im.mu.RLock()
 	defer im.mu.RUnlock()
-	return boltfile.Guard(im.path, func() error { return im.db.View(fn) })
+	return boltfile.View(im.path, im.db, fn)
 }
 
 func (im *image) corrupt(seq uint64, err error) error {
@@ -126,16 +126,11 @@ func (im *image) update(fn func(tx *bbolt.Tx) error) error {
 		return im.corruptIndex("structure of the file", errStuck)
 	}
 	var tx *bbolt.Tx
-	err := boltfile.Guard(im.path, func() error {
-		return boltfile.Update(im.db, func(t *bbolt.Tx) error {
-			tx = t
-			return fn(t)
-		})
+	stuck, err := boltfile.Change(im.path, im.db, func(t *bbolt.Tx) error {
+		tx = t
+		return fn(t)
 	})
-	var ce *storage.CorruptError
-	if errors.As(err, &ce) && (tx == nil || tx.DB() != nil) {
-		// It panicked before the transaction began, or while it was taken
-		// back: its lock is held for good. Never wait for it.
+	if stuck {
 		im.stuck.Store(true)
 	}
 	if err == nil {

@@ -174,13 +174,11 @@ func Check(db *bbolt.DB, found func(error)) {
 	if err := checkMetas(db, corrupt); err != nil {
 		found(fmt.Errorf("read %s: %w", db.Path(), err))
 	}
-	err := Guard(db.Path(), func() error {
-		return db.View(func(tx *bbolt.Tx) error {
-			for err := range tx.Check() {
-				corrupt("%s", plain(err))
-			}
-			return nil
-		})
+	err := View(db.Path(), db, func(tx *bbolt.Tx) error {
+		for err := range tx.Check() {
+			corrupt("%s", plain(err))
+		}
+		return nil
 	})
 	if err != nil {
 		found(err)
