@@ -13,6 +13,8 @@ import (
 	"net"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -406,5 +408,33 @@ func TestRefusalsAreBounded(t *testing.T) {
 	}
 	if !h.mayLog("192.0.2.3", "hello", "", time.Now().Add(-repeatLog)) || !h.mayLog("192.0.2.3", "hello", "", time.Now()) {
 		t.Error("not logged again after an hour")
+	}
+}
+
+// Edges that come all at once are no more than there may be.
+func TestMaxEdgesAtOnce(t *testing.T) {
+	var log lines
+	h := &Hub{conf: HubConfig{MaxEdges: 3}, log: log.logger(), edges: map[string]*edgeConn{}, logged: map[string]*refusals{}}
+	var admitted atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 50 {
+		wg.Go(func() {
+			_, refusal := h.register(&edgeConn{h: h, id: &Identity{EdgeID: fmt.Sprint("edge ", i)}})
+			switch {
+			case refusal == nil:
+				admitted.Add(1)
+			case refusal.Code != frame.CodeBusy:
+				t.Error(refusal)
+			}
+		})
+	}
+	wg.Wait()
+	if n := admitted.Load(); n != 3 || len(h.edges) != 3 {
+		t.Errorf("%d edges are admitted, %d connected", n, len(h.edges))
+	}
+	for id, c := range h.edges { // a connection that takes over is not one more
+		if older, refusal := h.register(&edgeConn{h: h, id: &Identity{EdgeID: id}}); older != c || refusal != nil {
+			t.Errorf("%s: %v", id, refusal)
+		}
 	}
 }

@@ -52,6 +52,12 @@ func (h *Hub) serve(conn *quic.Conn) {
 	defer stop()
 
 	ctl, r, welcome, refusal := c.admit()
+	var older *edgeConn
+	if refusal == nil {
+		if older, refusal = h.register(c); refusal == nil {
+			defer h.unregister(c)
+		}
+	}
 	if refusal != nil {
 		if ctl != nil {
 			ctl.SetWriteDeadline(time.Now().Add(time.Second))
@@ -65,8 +71,6 @@ func (h *Hub) serve(conn *quic.Conn) {
 	c.out.add(welcome.Append)
 	ctl.SetPriority(0, true)
 
-	older := h.register(c)
-	defer h.unregister(c)
 	if older != nil {
 		older.cancel(&frame.Error{Code: frame.CodeSuperseded, Text: "another connection with the same device key has taken over"})
 		select {
@@ -108,12 +112,21 @@ func (h *Hub) serve(conn *quic.Conn) {
 	h.log.Info("edge disconnected", "edge", c.id.EdgeID, "name", c.id.Name, "addr", c.id.Addr, "reason", reason)
 }
 
-func (h *Hub) register(c *edgeConn) (older *edgeConn) {
+// register makes c the connection of its edge, unless there are as many edges as
+// may be. It returns the one before.
+func (h *Hub) register(c *edgeConn) (older *edgeConn, refusal *frame.Error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	older = h.edges[c.id.EdgeID]
-	h.edges[c.id.EdgeID] = c
-	return older
+	full := older == nil && len(h.edges) >= h.conf.MaxEdges
+	if !full {
+		h.edges[c.id.EdgeID] = c
+	}
+	h.mu.Unlock()
+	if full {
+		h.refuse("", "full", "edge refused, too many are connected", "edge", c.id.EdgeID, "addr", c.id.Addr, "max_edges", h.conf.MaxEdges)
+		return nil, &frame.Error{Code: frame.CodeBusy, Text: fmt.Sprintf("the hub has its %d edges: raise max_edges", h.conf.MaxEdges)}
+	}
+	return older, nil
 }
 
 func (h *Hub) unregister(c *edgeConn) {
@@ -170,13 +183,6 @@ func (c *edgeConn) admit() (*quic.Stream, *frame.Reader, *frame.Welcome, *frame.
 	id.Name = printable(id.Name)
 	hello.Software = printable(hello.Software)
 	c.id = id
-	h.mu.Lock()
-	full := len(h.edges) >= h.conf.MaxEdges && h.edges[id.EdgeID] == nil
-	h.mu.Unlock()
-	if full {
-		h.refuse("", "full", "edge refused, too many are connected", "edge", id.EdgeID, "addr", addr, "max_edges", h.conf.MaxEdges)
-		return ctl, nil, nil, &frame.Error{Code: frame.CodeBusy, Text: fmt.Sprintf("the hub has its %d edges: raise max_edges", h.conf.MaxEdges)}
-	}
 	return ctl, r, &frame.Welcome{
 		Version: min(hello.MaxVersion, frame.Version), Features: hello.Features & frame.FeatureS2,
 		HubID: h.conf.ID, Name: h.conf.Name, Software: h.software, MaxMessage: uint64(h.conf.MaxMessage),
