@@ -252,7 +252,7 @@ func TestLargeMessageOnSlowLine(t *testing.T) {
 func TestLargeMessageThatStops(t *testing.T) {
 	r := newRig(t)
 	r.hub.Close()
-	r.hub = startHub(t, r.hubDir, "127.0.0.1:0", r.sink, func(c *HubConfig) { c.Timing.Part = 300 * time.Millisecond })
+	r.hub = startHub(t, r.hubDir, "127.0.0.1:0", r.sink, func(c *HubConfig) { c.Timing.Part, c.Timing.Idle = 300*time.Millisecond, time.Minute })
 	h := r.dialRaw(t)
 	h.hello(r)
 	h.export(largeBatch()[:5*frame.MaxFrame])
