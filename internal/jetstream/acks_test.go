@@ -21,11 +21,11 @@ func TestAcknowledgementsWait(t *testing.T) {
 	createStream(t, js, jetstream.StreamConfig{Name: "QUEUE", Subjects: []string{"queue"}, Retention: jetstream.WorkQueuePolicy})
 	const msgs = 4 * ackBacklog
 	for range msgs {
-		must(js.PublishAsync("queue", nil, jetstream.WithStallWait(20*time.Second))) // on a busy machine
+		must(js.PublishAsync("queue", nil, jetstream.WithStallWait(patience))) // on a busy machine
 	}
 	<-js.PublishAsyncComplete()
 	c := must(js.CreateConsumer(context.Background(), "QUEUE", jetstream.ConsumerConfig{Durable: "C", AckPolicy: jetstream.AckExplicitPolicy, MaxAckPending: -1}))
-	batch := must(c.Fetch(msgs, jetstream.FetchMaxWait(20*time.Second)))
+	batch := must(c.Fetch(msgs, jetstream.FetchMaxWait(patience)))
 	var got []jetstream.Msg
 	for m := range batch.Messages() {
 		got = append(got, m)
@@ -48,7 +48,7 @@ func TestAcknowledgementsWait(t *testing.T) {
 	if waiting > ackBacklog+64+1 {
 		t.Errorf("%d records wait to be applied, want %d and a few at most", waiting, ackBacklog)
 	}
-	if err := nc.FlushTimeout(20 * time.Second); err != nil {
+	if err := nc.FlushTimeout(patience); err != nil {
 		t.Fatal(err)
 	}
 	s, _ := n.e.Stream("QUEUE")

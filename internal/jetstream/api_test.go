@@ -22,7 +22,7 @@ type answer struct {
 
 func ask(t *testing.T, nc *nats.Conn, subject, body string) (answer, []byte) {
 	t.Helper()
-	m, err := nc.Request("$JS.API."+subject, []byte(body), 5*time.Second)
+	m, err := nc.Request("$JS.API."+subject, []byte(body), patience)
 	if err != nil {
 		t.Fatalf("%s: %v", subject, err)
 	}
@@ -127,7 +127,7 @@ func TestNobodyListens(t *testing.T) {
 	nc, js := n.connect()
 	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
 	for _, subject := range []string{"$JS.API.CONSUMER.MSG.NEXT.S.C", "$JS.API.CONSUMER.MSG.NEXT.X.C", "$JS.API.DIRECT.GET.S.s", "$JS.API.DIRECT.GET.X.s"} {
-		if _, err := nc.Request(subject, nil, 5*time.Second); err != nats.ErrNoResponders {
+		if _, err := nc.Request(subject, nil, patience); err != nats.ErrNoResponders {
 			t.Errorf("%s: %v", subject, err)
 		}
 	}
@@ -153,7 +153,7 @@ func TestDirectGet(t *testing.T) {
 		}
 		var list []string
 		for {
-			m, err := sub.NextMsg(5 * time.Second)
+			m, err := sub.NextMsg(patience)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -286,7 +286,7 @@ func TestDeliveryIntoAStream(t *testing.T) {
 	a := createStream(t, js, jetstream.StreamConfig{Name: "A", Subjects: []string{"a"}})
 	b := createStream(t, js, jetstream.StreamConfig{Name: "B", Subjects: []string{"b.>"}})
 	publishN(t, js, "a", 20)
-	old := must(nc.JetStream())
+	old := must(nc.JetStream(nats.MaxWait(patience)))
 	if _, err := old.AddConsumer("A", &nats.ConsumerConfig{Durable: "P", DeliverSubject: "b.x", AckPolicy: nats.AckNonePolicy}); err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +301,7 @@ func TestDeliveryIntoAStream(t *testing.T) {
 	for stored.DurableState().Msgs < 20 {
 		select {
 		case <-grown:
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("B holds %+v", stored.DurableState())
 		}
 	}
@@ -328,7 +328,7 @@ func TestRepublish(t *testing.T) {
 			}
 			publishN(t, js, "s.a", 2)
 			for i := range 2 {
-				m, err := sub.NextMsg(5 * time.Second)
+				m, err := sub.NextMsg(patience)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -363,7 +363,7 @@ func TestAtomicBatch(t *testing.T) {
 				if commit != "" {
 					m.Header.Set("Nats-Batch-Commit", commit)
 				}
-				r, err := nc.RequestMsg(m, 5*time.Second)
+				r, err := nc.RequestMsg(m, patience)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -32,7 +32,7 @@ func publishN(t *testing.T, js jetstream.JetStream, subject string, n int) {
 	}
 	select {
 	case <-js.PublishAsyncComplete():
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("publishing takes too long")
 	}
 }
@@ -88,7 +88,7 @@ func TestPullConsumer(t *testing.T) {
 			publishN(t, js, "s.b", 10) // delivered as they come
 			select {
 			case <-done:
-			case <-time.After(5 * time.Second):
+			case <-time.After(patience):
 				t.Fatalf("%d of 40 messages", got.Load())
 			}
 		})
@@ -101,7 +101,7 @@ func TestPushAndOrderedConsumers(t *testing.T) {
 	s := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
 	publishN(t, js, "s", 300)
 
-	old, err := nc.JetStream()
+	old, err := nc.JetStream(nats.MaxWait(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestPushAndOrderedConsumers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 300 {
-		m, err := sub.NextMsg(5 * time.Second)
+		m, err := sub.NextMsg(patience)
 		if err != nil {
 			t.Fatalf("message %d: %v", i, err)
 		}
@@ -313,7 +313,7 @@ func TestRetentionByConsumers(t *testing.T) {
 func TestMaxAge(t *testing.T) {
 	n := startNode(t, t.TempDir())
 	_, js := n.connect()
-	ctx, cancel := context.WithTimeout(testContext(t), 3*time.Second)
+	ctx, cancel := context.WithTimeout(testContext(t), patience)
 	defer cancel()
 	s := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, MaxAge: 150 * time.Millisecond})
 	publishN(t, js, "s", 20)

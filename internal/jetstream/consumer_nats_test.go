@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -8,13 +9,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"petiole/internal/broker"
 	"petiole/internal/jetstream/consumer"
 )
 
@@ -32,6 +34,21 @@ type talk struct {
 	msgs []*nats.Msg                   // delivered
 	adv  chan *nats.Msg
 	log  strings.Builder
+}
+
+// request makes a request. It and next do without timeouts of nats.go, which keeps
+// its timers for later: none made in a bubble may be used outside of it.
+func (c *talk) request(subject string, body []byte) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return c.nc.RequestWithContext(ctx, subject, body)
+}
+
+// nextMsg returns what comes to the label within d.
+func (c *talk) nextMsg(label string, d time.Duration) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return c.in[label].NextMsgWithContext(ctx)
 }
 
 func (c *talk) note(format string, args ...any) { fmt.Fprintf(&c.log, format+"\n", args...) }
@@ -75,7 +92,7 @@ func plainJSON(b []byte) string {
 // api makes a request and notes the answer.
 func (c *talk) api(subject, body string) {
 	c.t.Helper()
-	m, err := c.nc.Request("$JS.API."+subject, []byte(body), patience)
+	m, err := c.request("$JS.API."+subject, []byte(body))
 	if err != nil {
 		c.note("%s %s -> %v", subject, body, err)
 		return
@@ -89,7 +106,7 @@ func (c *talk) create(cfg string) {
 
 // info notes the parts of the consumer's info that change.
 func (c *talk) info() {
-	m, err := c.nc.Request("$JS.API.CONSUMER.INFO.S.C", nil, patience)
+	m, err := c.request("$JS.API.CONSUMER.INFO.S.C", nil)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -119,7 +136,7 @@ func (c *talk) info() {
 // stream notes the stream's messages, after a moment in which removals settle.
 func (c *talk) stream() {
 	time.Sleep(100 * time.Millisecond) // nothing tells when a removal has happened
-	m, err := c.nc.Request("$JS.API.STREAM.INFO.S", nil, patience)
+	m, err := c.request("$JS.API.STREAM.INFO.S", nil)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -138,7 +155,7 @@ func (c *talk) stream() {
 
 func (c *talk) publish(subjects ...string) {
 	for _, s := range subjects {
-		if _, err := c.nc.Request(s, []byte("data of "+s), patience); err != nil {
+		if _, err := c.request(s, []byte("data of "+s)); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -153,7 +170,9 @@ func (c *talk) listen(label string) string {
 		if sub, err = c.nc.SubscribeSync(nats.NewInbox()); err != nil {
 			c.t.Fatal(err)
 		}
-		if err := c.nc.Flush(); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := c.nc.FlushWithContext(ctx); err != nil {
 			c.t.Fatal(err)
 		}
 		c.in[label] = sub
@@ -177,7 +196,7 @@ func (c *talk) expect(label string, n int) {
 	c.t.Helper()
 	c.listen(label)
 	for range n {
-		m, err := c.in[label].NextMsg(patience)
+		m, err := c.nextMsg(label, patience)
 		if err != nil {
 			c.note("%s: %v", label, err)
 			return
@@ -202,7 +221,7 @@ func (c *talk) heard(label string, m *nats.Msg) {
 
 // quiet notes what arrives within d, which should be nothing.
 func (c *talk) quiet(label string, d time.Duration) {
-	if m, err := c.in[label].NextMsg(d); err == nil {
+	if m, err := c.nextMsg(label, d); err == nil {
 		c.heard(label, m)
 		return
 	}
@@ -212,7 +231,7 @@ func (c *talk) quiet(label string, d time.Duration) {
 // ack answers the i-th message delivered and waits for that to be taken in.
 func (c *talk) ack(i int, payload string) {
 	m := c.msgs[i]
-	r, err := c.nc.Request(m.Reply, []byte(payload), patience)
+	r, err := c.request(m.Reply, []byte(payload))
 	switch {
 	case err != nil:
 		c.note("ack #%d %q: %v", i, payload, err)
@@ -238,11 +257,6 @@ func (c *talk) advisory() {
 		c.note("no advisory")
 	}
 }
-
-const second = time.Second
-
-// patience is how long a busy machine may take for what is sure to come.
-const patience = 20 * second
 
 var transcripts = []struct {
 	name   string
@@ -519,8 +533,8 @@ var transcripts = []struct {
 		c.publish("s.a", "s.b")
 		d := c.listen("d")
 		c.log.WriteString("push\n")
-		m, err := c.nc.Request("$JS.API.CONSUMER.CREATE.S.C", []byte(`{"stream_name":"S","config":{"name":"C","deliver_subject":"`+d+
-			`","ack_policy":"none","flow_control":true,"idle_heartbeat":1000000000}}`), second)
+		m, err := c.request("$JS.API.CONSUMER.CREATE.S.C", []byte(`{"stream_name":"S","config":{"name":"C","deliver_subject":"`+d+
+			`","ack_policy":"none","flow_control":true,"idle_heartbeat":1000000000}}`))
 		if err != nil || strings.Contains(string(m.Data), "error") {
 			c.t.Fatalf("%v %s", err, m.Data)
 		}
@@ -531,7 +545,7 @@ var transcripts = []struct {
 	}},
 	{"headersonly", "", func(c *talk) {
 		c.publish("s.a")
-		if _, err := c.nc.RequestMsg(&nats.Msg{Subject: "s.b", Header: nats.Header{"K": {"v"}}, Data: []byte("12345")}, patience); err != nil {
+		if _, err := c.nc.RequestMsgWithContext(testContext(c.t), &nats.Msg{Subject: "s.b", Header: nats.Header{"K": {"v"}}, Data: []byte("12345")}); err != nil {
 			c.t.Fatal(err)
 		}
 		c.create(`{"durable_name":"C","ack_policy":"explicit","headers_only":true}`)
@@ -618,8 +632,8 @@ var transcripts = []struct {
 		c.publish("s.a", "s.b")
 		d := c.listen("d")
 		c.log.WriteString("push\n")
-		m, err := c.nc.Request("$JS.API.CONSUMER.DURABLE.CREATE.S.C", []byte(`{"stream_name":"S","config":{"durable_name":"C","deliver_subject":"`+d+
-			`","ack_policy":"explicit","ack_wait":1000000000,"max_ack_pending":2}}`), second)
+		m, err := c.request("$JS.API.CONSUMER.DURABLE.CREATE.S.C", []byte(`{"stream_name":"S","config":{"durable_name":"C","deliver_subject":"`+d+
+			`","ack_policy":"explicit","ack_wait":1000000000,"max_ack_pending":2}}`))
 		if err != nil || strings.Contains(string(m.Data), "error") {
 			c.t.Fatalf("%v %s", err, m.Data)
 		}
@@ -647,7 +661,7 @@ var transcripts = []struct {
 			`"filter_subject":"other.subject"`, `"max_deliver":-5,"max_waiting":-1,"max_ack_pending":-9,"max_batch":-1`,
 		} {
 			c.create(`{` + cfg)
-			_, _ = c.nc.Request("$JS.API.CONSUMER.DELETE.S.C", nil, second)
+			_, _ = c.request("$JS.API.CONSUMER.DELETE.S.C", nil)
 		}
 	}},
 	{"reset", "", func(c *talk) {
@@ -668,17 +682,18 @@ var transcripts = []struct {
 }
 
 // TestConsumerTranscripts has conversations about consumers, and compares what
-// is said to what nats-server says.
+// is said to what nats-server says. They are about when something happens as well:
+// in a bubble no more time passes than they let pass.
 func TestConsumerTranscripts(t *testing.T) {
-	var all sync.WaitGroup
-	defer all.Wait()
 	for _, tr := range transcripts {
 		run := func(t *testing.T) {
-			url := *recordFrom
-			if url == "" {
-				url = startNode(t, t.TempDir()).srv.ClientURL()
+			var connect nats.Option
+			if *recordFrom == "" {
+				// A time to which those in the conversations are as they are to now.
+				time.Sleep(time.Until(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)))
+				connect = nats.InProcessServer(startNodeOn(t, t.TempDir(), broker.Options{NoListen: true}).srv)
 			}
-			nc, err := nats.Connect(url)
+			nc, err := nats.Connect(*recordFrom, connect)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -690,15 +705,15 @@ func TestConsumerTranscripts(t *testing.T) {
 				}
 			}
 			defer func() {
-				m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, patience)
+				m, err := c.request("$JS.API.STREAM.DELETE.S", nil)
 				if err != nil || strings.Contains(string(m.Data), `"error"`) {
 					t.Errorf("deleting the stream: %v %s", err, m.Data)
 				}
 				if *recordFrom != "" {
-					time.Sleep(second) // nats-server removes files after answering
+					time.Sleep(time.Second) // nats-server removes files after answering
 				}
 			}()
-			m, err := nc.Request("$JS.API.STREAM.CREATE.S", []byte(`{"name":"S","subjects":["s.>"]`+tr.stream+`}`), patience)
+			m, err := c.request("$JS.API.STREAM.CREATE.S", []byte(`{"name":"S","subjects":["s.>"]`+tr.stream+`}`))
 			if err != nil || strings.Contains(string(m.Data), `"error"`) {
 				t.Fatalf("creating the stream: %v %s", err, m.Data)
 			}
@@ -730,12 +745,13 @@ func TestConsumerTranscripts(t *testing.T) {
 				}
 			}
 		}
-		if *recordFrom != "" {
-			t.Run(tr.name, run) // they share one server
-		} else {
-			// Conversations mostly wait; they do not have to wait in turn.
-			all.Go(func() { t.Run(tr.name, run) })
-		}
+		t.Run(tr.name, func(t *testing.T) {
+			if *recordFrom != "" {
+				run(t)
+			} else {
+				synctest.Test(t, run)
+			}
+		})
 	}
 }
 
@@ -793,7 +809,7 @@ func TestAcknowledgedSurvivesCrash(t *testing.T) {
 							t.Fatal("acknowledged twice")
 						}
 						// The next answered acknowledgement makes it durable, too.
-						r, err := js.Conn().Request(m.Reply(), []byte("+ACK"), 2*time.Second)
+						r, err := js.Conn().Request(m.Reply(), []byte("+ACK"), patience)
 						if err != nil || len(r.Data) != 0 {
 							t.Fatalf("acknowledging again: %v", err)
 						}
@@ -836,7 +852,7 @@ func TestClientsOfOldAPI(t *testing.T) {
 	n := startNode(t, t.TempDir())
 	nc, js := n.connect()
 	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s.*"}})
-	old, err := nc.JetStream()
+	old, err := nc.JetStream(nats.MaxWait(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -870,12 +886,12 @@ func TestClientsOfOldAPI(t *testing.T) {
 				t.Fatalf("%s came to both", m.Data)
 			}
 			seen[string(m.Data)] = true
-		case <-time.After(5 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("%d messages", len(seen))
 		}
 	}
 	for i := range total {
-		m, err := bound.NextMsg(5 * time.Second)
+		m, err := bound.NextMsg(patience)
 		if err != nil {
 			t.Fatalf("message %d: %v", i, err)
 		}
@@ -893,7 +909,7 @@ func TestClientsOfOldAPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	msgs, err := pull.Fetch(50, nats.MaxWait(2*time.Second))
+	msgs, err := pull.Fetch(50, nats.MaxWait(patience))
 	if err != nil || len(msgs) != 50 {
 		t.Fatalf("fetched %d: %v", len(msgs), err)
 	}

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -203,10 +202,10 @@ func TestDamageAtRunTime(t *testing.T) {
 	if ack := must(js.Publish(ctx, "a", []byte("next"))); ack.Sequence != 2006 {
 		t.Fatalf("sequence %d", ack.Sequence)
 	}
-	if m := must(c.Next(jetstream.FetchMaxWait(5 * time.Second))); must(m.Metadata()).Sequence.Stream != 1906 && must(m.Metadata()).Sequence.Stream != 1907 {
+	if m := must(c.Next(jetstream.FetchMaxWait(patience))); must(m.Metadata()).Sequence.Stream != 1906 && must(m.Metadata()).Sequence.Stream != 1907 {
 		t.Fatalf("delivered %d", must(m.Metadata()).Sequence.Stream)
 	}
-	ev := must(events.NextMsg(5 * time.Second))
+	ev := must(events.NextMsg(patience))
 	var adv api.StreamDamagedAdvisory
 	if err := json.Unmarshal(ev.Data, &adv); err != nil {
 		t.Fatal(err)

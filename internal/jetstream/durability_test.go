@@ -48,15 +48,14 @@ func TestKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	n.e.book.saveMu.Lock() // its files go only when the list of streams is saved
 	if err := js.DeleteStream(ctx, "GONE"); err != nil {
 		t.Fatal(err)
 	}
 	created := must2(n.e.Stream("S")).Created()
 
-	copied := filepath.Join(t.TempDir(), "copy")
-	if err := os.CopyFS(copied, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	copied := copyLive(t, dir)
+	n.e.book.saveMu.Unlock()
 	n.crash()
 
 	n = startNode(t, copied)
@@ -112,7 +111,7 @@ func TestLogBudget(t *testing.T) {
 	}
 	<-js.PublishAsyncComplete()
 	// The checkpointer has the last word some time after the last commit.
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(patience)
 	for n.e.wal.Size() > 3<<20 { // budget, what came in since, and the segment at hand
 		if time.Now().After(deadline) {
 			t.Fatalf("the log has %d octets", n.e.wal.Size())
@@ -232,17 +231,17 @@ func TestStorageFailure(t *testing.T) {
 		if !strings.Contains(err.Error(), "input/output error") {
 			t.Errorf("reported %v", err)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the failure is not reported")
 	}
 	if m, err := inbox.NextMsg(50 * time.Millisecond); err == nil {
 		t.Errorf("answered %q", m.Data)
 	}
 	// From now on every publish is refused, and nothing waits for ever.
-	if m, err := nc.Request("s", nil, 5*time.Second); err != nil || !strings.Contains(string(m.Data), `"error"`) {
+	if m, err := nc.Request("s", nil, patience); err != nil || !strings.Contains(string(m.Data), `"error"`) {
 		t.Errorf("after the failure: %v, %v", m, err)
 	}
-	m, err := nc.Request("$JS.API.STREAM.PURGE.S", nil, 5*time.Second)
+	m, err := nc.Request("$JS.API.STREAM.PURGE.S", nil, patience)
 	if err != nil || !strings.Contains(string(m.Data), `"error"`) {
 		t.Errorf("purge after the failure: %v, %v", m, err)
 	}
@@ -276,7 +275,7 @@ func TestDeletionFails(t *testing.T) {
 	nc, js := n.connect()
 	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
 	publishN(t, js, "s", 3)
-	if m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, 5*time.Second); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
+	if m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, patience); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
 		t.Fatalf("delete: %v, %v", m, err)
 	}
 	n.e.wakeKeeper()
@@ -285,7 +284,7 @@ func TestDeletionFails(t *testing.T) {
 		if !errors.Is(err, storage.ErrFailed) || !errors.Is(err, syscall.EIO) {
 			t.Errorf("reported %v", err)
 		}
-	case <-time.After(time.Minute):
+	case <-time.After(patience):
 		t.Fatal("the failure is not reported")
 	}
 	if err := n.srv.Shutdown(testContext(t)); err != nil {
@@ -323,7 +322,7 @@ func TestFailureWhileClosing(t *testing.T) {
 	nc, js := n.connect()
 	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
 	publishN(t, js, "s", 3)
-	if m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, 5*time.Second); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
+	if m, err := nc.Request("$JS.API.STREAM.DELETE.S", nil, patience); err != nil || !strings.Contains(string(m.Data), `"success":true`) {
 		t.Fatalf("delete: %v, %v", m, err)
 	}
 	n.e.wakeKeeper()
@@ -405,7 +404,7 @@ func TestIngestAndWatch(t *testing.T) {
 			for s.DurableState().Last != 10 {
 				select {
 				case <-grown:
-				case <-time.After(5 * time.Second):
+				case <-time.After(patience):
 					t.Fatalf("durable: %+v", s.DurableState())
 				}
 			}

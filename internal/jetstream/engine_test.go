@@ -2,9 +2,12 @@ package jetstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -26,17 +29,26 @@ type node struct {
 	fail chan error
 }
 
+// patience is how long tests wait for what is to happen anyway: however busy the
+// machine is, it has happened by then.
+const patience = time.Minute
+
 func startNode(t *testing.T, dir string, tweak ...func(*Options)) *node {
 	t.Helper()
+	return startNodeOn(t, dir, broker.Options{Host: "127.0.0.1", Port: -1}, tweak...)
+}
+
+// startNodeOn is startNode with a broker of its own kind.
+func startNodeOn(t *testing.T, dir string, bo broker.Options, tweak ...func(*Options)) *node {
+	t.Helper()
 	n := &node{t: t, dir: dir, fail: make(chan error, 1)}
-	srv, err := broker.New(broker.Options{
-		Host: "127.0.0.1", Port: -1, JetStream: true,
-		AfterRead: func() {
-			if n.e != nil {
-				n.e.AfterRead()
-			}
-		},
-	})
+	bo.JetStream = true
+	bo.AfterRead = func() {
+		if n.e != nil {
+			n.e.AfterRead()
+		}
+	}
+	srv, err := broker.New(bo)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +82,7 @@ func (n *node) end(checkpoint bool) {
 	if n.srv == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := n.srv.Shutdown(ctx); err != nil {
 		n.t.Error(err)
@@ -88,20 +100,52 @@ func (n *node) end(checkpoint bool) {
 
 func (n *node) connect() (*nats.Conn, jetstream.JetStream) {
 	n.t.Helper()
-	nc, err := nats.Connect(n.srv.ClientURL(), nats.NoReconnect())
+	nc, err := nats.Connect(n.srv.ClientURL(), nats.NoReconnect(), nats.Timeout(patience))
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	if err != nil {
 		n.t.Fatal(err)
 	}
 	return nc, js
 }
 
+// copyLive copies the directory of a store that is in use, as a kill would leave
+// it: a file that goes meanwhile, or gets another name, may be missing.
+func copyLive(t *testing.T, dir string) string {
+	t.Helper()
+	image := t.TempDir()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(image, rel)
+		if d.IsDir() {
+			return os.MkdirAll(to, 0o700)
+		}
+		b, err := os.ReadFile(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return errors.Join(err, os.WriteFile(to, b, 0o600))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
 func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -25,7 +25,7 @@ import (
 // within fails the test if fn takes longer than anything but a deadlock does.
 func within(t *testing.T, what string, fn func()) {
 	t.Helper()
-	stuck := time.AfterFunc(10*time.Second, func() { panic(what + " does not end") }) // with all stacks
+	stuck := time.AfterFunc(patience, func() { panic(what + " does not end") }) // with all stacks
 	defer stuck.Stop()
 	fn()
 }
@@ -72,7 +72,7 @@ func TestCaptureOwnDeliveries(t *testing.T) {
 	cfg := jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, MaxMsgs: 100}
 	createStream(t, js, cfg)
 	publishN(t, js, "s", 3)
-	old := must(nc.JetStream())
+	old := must(nc.JetStream(nats.MaxWait(patience)))
 	if _, err := old.AddConsumer("S", &nats.ConsumerConfig{Durable: "P", DeliverSubject: "out.x", AckPolicy: nats.AckNonePolicy}); err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestDeliveriesWaitForTheLog(t *testing.T) {
 	publishN(t, js, "a", 10)
 	stuck := make(chan struct{})
 	n.e.async.add(asyncLimit+1, func() { <-stuck }) // as a publish does that waits for the disk
-	old := must(nc.JetStream())
+	old := must(nc.JetStream(nats.MaxWait(patience)))
 	if _, err := old.AddConsumer("A", &nats.ConsumerConfig{Durable: "P", DeliverSubject: "b", AckPolicy: nats.AckNonePolicy}); err != nil {
 		t.Fatal(err)
 	}

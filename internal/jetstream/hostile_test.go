@@ -37,7 +37,7 @@ func TestFarTimes(t *testing.T) {
 		if ttl != "" {
 			m.Header.Set("Nats-TTL", ttl)
 		}
-		if r, err := nc.RequestMsg(m, 5*time.Second); err != nil || bytes.Contains(r.Data, []byte(`"error"`)) {
+		if r, err := nc.RequestMsg(m, patience); err != nil || bytes.Contains(r.Data, []byte(`"error"`)) {
 			t.Fatalf("publish: %v %s", err, r.Data)
 		}
 	}
@@ -123,7 +123,7 @@ func TestFarSequences(t *testing.T) {
 					fmt.Sscanf(req, "%s", &subj)
 					body = req[len(subj)+1:]
 					ask(t, nc, subj, body)
-					if _, err := nc.Request(fmt.Sprintf("s%d", i), []byte("x"), 5*time.Second); err != nil && create == "" {
+					if _, err := nc.Request(fmt.Sprintf("s%d", i), []byte("x"), patience); err != nil && create == "" {
 						t.Fatalf("publishing after %s: %v", req, err)
 					}
 				}
@@ -135,7 +135,7 @@ func TestFarSequences(t *testing.T) {
 					}
 				}
 			}
-			if err := nc.FlushTimeout(5 * time.Second); err != nil {
+			if err := nc.FlushTimeout(patience); err != nil {
 				t.Fatal(err)
 			}
 			if err := n.e.Checkpoint(); err != nil {

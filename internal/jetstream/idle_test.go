@@ -1,6 +1,7 @@
 package jetstream
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,15 +13,14 @@ import (
 
 	"petiole/storage"
 	"petiole/storage/msgstore"
-	"petiole/storage/wal"
 )
 
 // eventually fails the test if a condition does not come true.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !ok(); {
+	for end := time.Now().Add(patience); !ok(); {
 		if time.Now().After(end) {
-			t.Fatalf("not within 15 s: %s", what)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -95,7 +95,7 @@ func TestIdleStreams(t *testing.T) {
 		t.Fatalf("sequence %d, want 74", ack.Sequence)
 	}
 	for want := uint64(71); want <= 74; want++ {
-		m := must(c.Next(jetstream.FetchMaxWait(5 * time.Second)))
+		m := must(c.Next(jetstream.FetchMaxWait(patience)))
 		if meta := must(m.Metadata()); meta.Sequence.Stream != want {
 			t.Fatalf("message %d, want %d", meta.Sequence.Stream, want)
 		}
@@ -103,8 +103,7 @@ func TestIdleStreams(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(wal.LazyDelay + 50*time.Millisecond) // records that nobody waits for
-	if err := n.e.Checkpoint(); err != nil {
+	if err := errors.Join(n.e.wal.Commit(), n.e.Checkpoint()); err != nil { // with records that nobody waits for
 		t.Fatal(err)
 	}
 	none(n)
@@ -129,7 +128,7 @@ func TestLogBudgetWithIdleStreams(t *testing.T) {
 	data := make([]byte, 4<<10)
 	most := int64(0)
 	for i := range 6000 {
-		if _, err := js.PublishAsync(fmt.Sprintf("s.%d", idle+i%busy), data, jetstream.WithStallWait(20*time.Second)); err != nil {
+		if _, err := js.PublishAsync(fmt.Sprintf("s.%d", idle+i%busy), data, jetstream.WithStallWait(patience)); err != nil {
 			t.Fatal(err)
 		}
 		if i%64 == 0 {
@@ -138,7 +137,7 @@ func TestLogBudgetWithIdleStreams(t *testing.T) {
 	}
 	select {
 	case <-js.PublishAsyncComplete():
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("publishing takes too long")
 	}
 	// What publishers have handed in when it is full comes on top.
@@ -200,10 +199,7 @@ func TestDeleteInTheBackground(t *testing.T) {
 	if err := js.DeleteStream(ctx, "A"); err != nil {
 		t.Fatal(err)
 	}
-	image := t.TempDir()
-	if err := os.CopyFS(image, os.DirFS(dir)); err != nil {
-		t.Fatal(err)
-	}
+	image := copyLive(t, dir)
 	n.e.book.saveMu.Unlock()
 	n.stop()
 	dir = image

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -262,7 +261,7 @@ func TestLossOfOneStreamMovesNoOther(t *testing.T) {
 			for _, s := range []string{"A", "B", "C"} {
 				must(js.Publish(ctx, s+".x", fmt.Appendf(nil, "message %d of %s", i, s)))
 			}
-			if err := must(c.Next(jetstream.FetchMaxWait(10 * time.Second))).DoubleAck(ctx); err != nil {
+			if err := must(c.Next(jetstream.FetchMaxWait(patience))).DoubleAck(ctx); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -104,7 +103,7 @@ func TestRemovalOverDestroyedPages(t *testing.T) {
 				t.Errorf("%+v, %+v", st, n.e.Damage())
 			}
 			for seen := uint64(0); seen < st.Msgs; seen++ {
-				m, err := c.Next(jetstream.FetchMaxWait(10 * time.Second))
+				m, err := c.Next(jetstream.FetchMaxWait(patience))
 				if err != nil {
 					t.Fatalf("after %d of %d: %v", seen, st.Msgs, err)
 				}
@@ -260,7 +259,7 @@ func TestHiddenMessagesAreFound(t *testing.T) {
 	c := must(str.CreateConsumer(ctx, jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy}))
 	next := uint64(1)
 	for next <= msgs {
-		batch, err := c.Fetch(500, jetstream.FetchMaxWait(10*time.Second))
+		batch, err := c.Fetch(500, jetstream.FetchMaxWait(patience))
 		if err != nil {
 			t.Fatal(err)
 		}

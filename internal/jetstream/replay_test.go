@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -78,7 +77,7 @@ func TestReplayIsWhatHappened(t *testing.T) {
 						case 2:
 							m.Header.Set("Nats-Rollup", "sub")
 						}
-						must(nc.RequestMsg(m, 5*time.Second))
+						must(nc.RequestMsg(m, patience))
 					case k < 10:
 						batch++
 						for i := 1; i <= 3; i++ {
@@ -88,11 +87,11 @@ func TestReplayIsWhatHappened(t *testing.T) {
 							if i == 3 {
 								m.Header.Set("Nats-Batch-Commit", "1")
 							}
-							must(nc.RequestMsg(m, 5*time.Second))
+							must(nc.RequestMsg(m, patience))
 						}
 					case k < 13:
 						name := names[rnd.IntN(len(names))]
-						if m, err := nc.Request("$JS.API.CONSUMER.MSG.NEXT.S."+name, []byte(`{"batch":1,"no_wait":true}`), 5*time.Second); err == nil && m.Reply != "" {
+						if m, err := nc.Request("$JS.API.CONSUMER.MSG.NEXT.S."+name, []byte(`{"batch":1,"no_wait":true}`), patience); err == nil && m.Reply != "" {
 							unacked = append(unacked, m.Reply)
 						}
 					case k < 17:
@@ -106,7 +105,7 @@ func TestReplayIsWhatHappened(t *testing.T) {
 								t.Fatal(err)
 							}
 						} else {
-							_, _ = nc.Request(unacked[i], []byte(how), 5*time.Second) // none if the consumer is gone
+							_, _ = nc.Request(unacked[i], []byte(how), patience) // none if the consumer is gone
 						}
 						unacked = slices.Delete(unacked, i, i+1)
 					case k < 18:

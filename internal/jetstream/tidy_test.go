@@ -72,9 +72,7 @@ func TestFilesShrink(t *testing.T) {
 		}
 	}
 	nc.Close()
-	if names := must(filepath.Glob(file + "*")); len(names) != 1 {
-		t.Errorf("left are %v", names)
-	}
+	eventually(t, "nothing else is left", func() bool { return len(must(filepath.Glob(file+"*"))) == 1 })
 }
 
 // wastefulBacking is a store that is worth compacting once that comes to an error.
@@ -122,7 +120,7 @@ func TestCompactionThatCannotBe(t *testing.T) {
 		if !errors.Is(got, syscall.EIO) {
 			t.Error(got)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("the process goes on")
 	}
 	if err := n.srv.Shutdown(testContext(t)); err != nil {
@@ -168,7 +166,7 @@ func TestFilesShrinkWhileScrubbed(t *testing.T) {
 		t.Helper()
 		select {
 		case <-ch:
-		case <-time.After(15 * time.Second):
+		case <-time.After(patience):
 			t.Fatal(what)
 		}
 	}
