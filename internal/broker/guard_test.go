@@ -65,7 +65,7 @@ func TestAuth(t *testing.T) {
 		"wrong key":      {nats.Nkey(pub, sign(other)), false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nc, err := nats.Connect(s.ClientURL(), tc.opt)
+			nc, err := nats.Connect(s.ClientURL(), tc.opt, nats.Timeout(patience))
 			if tc.ok {
 				check(t, err)
 				check(t, nc.Flush())
@@ -191,10 +191,15 @@ func TestUnansweredRequests(t *testing.T) {
 	if _, ok := p.replies["r.0"]; !ok || len(p.replies) != maxReplies {
 		t.Fatalf("%d replies remembered, want %d", len(p.replies), maxReplies)
 	}
-	if many := expect(maxReplies, 2*maxReplies); many > 20*few+time.Second {
-		t.Errorf("%d requests took %v, as many before that %v", maxReplies, many, few)
+	const rounds = 5
+	many := time.Hour // on a busy machine a round may take long
+	for i := range rounds {
+		many = min(many, expect((1+i)*maxReplies, (2+i)*maxReplies))
 	}
-	if _, ok := p.replies[fmt.Sprintf("r.%d", 2*maxReplies-1)]; !ok {
+	if many > 20*few+time.Second {
+		t.Errorf("%d requests took %v at best, as many before that %v", maxReplies, many, few)
+	}
+	if _, ok := p.replies[fmt.Sprintf("r.%d", (1+rounds)*maxReplies-1)]; !ok {
 		t.Error("the last request is forgotten")
 	}
 
@@ -336,7 +341,7 @@ func TestTLS(t *testing.T) {
 func TestSlowConsumer(t *testing.T) {
 	for name, o := range map[string]Options{
 		"pending":  {MaxPayload: 1 << 20, MaxPending: 4 << 20},
-		"deadline": {WriteDeadline: 500 * time.Millisecond},
+		"deadline": {WriteDeadline: 2 * time.Second}, // longer than the other does not get a processor
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := run(t, o)

@@ -261,11 +261,6 @@ func TestReloadWhileClientsCome(t *testing.T) {
 		go func() {
 			defer wg.Done()
 			for i := 0; ; i++ {
-				select {
-				case <-stop:
-					return
-				default:
-				}
 				conn, err := s.InProcessConn()
 				if err != nil {
 					t.Error(err)
@@ -287,6 +282,11 @@ func TestReloadWhileClientsCome(t *testing.T) {
 					t.Cleanup(func() { _ = conn.Close() })
 				} else {
 					_ = conn.Close()
+				}
+				select {
+				case <-stop:
+					return
+				default:
 				}
 			}
 		}()

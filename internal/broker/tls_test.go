@@ -258,7 +258,7 @@ func TestInProcess(t *testing.T) {
 		TLS:   ca.server(t),
 		Users: []User{{Name: "net", Password: "n", ConnTypes: []string{ConnStandard}}, {Name: "in", Password: "i", ConnTypes: []string{ConnInProcess}}},
 	})
-	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo("in", "i"))
+	nc, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo("in", "i"), nats.Timeout(patience))
 	check(t, err)
 	defer nc.Close()
 	sub := subscribe(t, nc, "a")
@@ -270,10 +270,10 @@ func TestInProcess(t *testing.T) {
 			t.Fatalf("%d octets", len(m.Data))
 		}
 	}
-	if _, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo("net", "n")); err == nil || !strings.Contains(err.Error(), "Authorization Violation") {
+	if _, err := nats.Connect("", nats.InProcessServer(s), nats.UserInfo("net", "n"), nats.Timeout(patience)); err == nil || !strings.Contains(err.Error(), "Authorization Violation") {
 		t.Errorf("user of the network in process: %v", err)
 	}
-	if _, err := nats.Connect(s.ClientURL(), nats.Secure(&tls.Config{RootCAs: ca.pool}), nats.UserInfo("in", "i")); err == nil || !strings.Contains(err.Error(), "Authorization Violation") {
+	if _, err := nats.Connect(s.ClientURL(), nats.Secure(&tls.Config{RootCAs: ca.pool}), nats.UserInfo("in", "i"), nats.Timeout(patience)); err == nil || !strings.Contains(err.Error(), "Authorization Violation") {
 		t.Errorf("user in process from the network: %v", err)
 	}
 	conn, err := s.InProcessConn()
