@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"weak"
@@ -26,9 +27,14 @@ import (
 	"petiole/sync/link"
 )
 
+// patience is how long tests wait for what is to happen anyway: however busy the
+// machine is, it has happened by then.
+const patience = time.Minute
+
+// timing has links begin anew soon, but bear the silence of a busy machine.
 var timing = link.Timing{
 	Reconnect: 100 * time.Millisecond, Attempt: 2 * time.Second, Ping: 100 * time.Millisecond,
-	Idle: 800 * time.Millisecond, RetryMin: 200 * time.Millisecond, RetryMax: time.Second,
+	Idle: 6 * time.Second, RetryMin: 200 * time.Millisecond, RetryMax: time.Second,
 }
 
 // node is a broker with an engine, as both programs have it.
@@ -78,22 +84,27 @@ func startHub(t testing.TB, dir, listen string, mod func(*ingest.Options)) *hub 
 	if mod != nil {
 		mod(&o)
 	}
-	var err error
-	h.link, err = link.NewHub(link.HubOptions{
+	conf := link.HubOptions{
 		Sink: ingest.New(o),
 		Config: link.HubConfig{
 			Listen: listen, Name: "hub", TLS: link.ServerTLS{Dir: dir}, Timing: timing,
 			Users: []link.User{{Name: "edge", Password: "pw", Streams: []string{"PLANT*"}}},
 		},
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
-	if err := h.link.Start(); err != nil {
-		t.Fatal(err)
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		var err error
+		if h.link, err = link.NewHub(conf); err != nil {
+			t.Fatal(err)
+		}
+		if err = h.link.Start(); err == nil {
+			t.Cleanup(h.stop)
+			return h
+		}
+		// Its port may be somebody else's for a moment, who was given any.
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			t.Fatal(err)
+		}
 	}
-	t.Cleanup(h.stop)
-	return h
 }
 
 func (h *hub) stop() {
@@ -124,12 +135,12 @@ func startEdge(t testing.TB, n *node, h *hub, exports ...link.Export) *link.Edge
 
 func connect(t testing.TB, n *node) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(n.broker.ClientURL())
+	nc, err := nats.Connect(n.broker.ClientURL(), nats.Timeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,22 +152,22 @@ func publish(t testing.TB, js jetstream.JetStream, from, n int) {
 	for i := range n {
 		d := binary.BigEndian.AppendUint64(nil, uint64(from+i))
 		m := &nats.Msg{Subject: fmt.Sprintf("readings.line%d", i%3), Data: d, Header: nats.Header{"Unit": {"bar"}}}
-		if _, err := js.PublishMsgAsync(m); err != nil {
+		if _, err := js.PublishMsgAsync(m, jetstream.WithStallWait(patience)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	select {
 	case <-js.PublishAsyncComplete():
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("publishing does not complete")
 	}
 }
 
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 20 s", what)
+			t.Fatalf("%s: not within %v", what, patience)
 		}
 	}
 }
@@ -537,7 +548,7 @@ func TestPositionIsDurable(t *testing.T) {
 		if last != 1 {
 			t.Errorf("acknowledged when the stream was durable up to %d", last)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Error("durable, and not acknowledged")
 	}
 }

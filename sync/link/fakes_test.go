@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -196,6 +198,7 @@ type memSink struct {
 	delay   time.Duration // of each apply
 	fail    *frame.Error  // what Ingest answers, if set
 	stored  chan struct{} // closed and replaced whenever something is stored
+	after   func(n int)   // called when a stream holds so many, if set
 }
 
 type memHubStream struct {
@@ -305,6 +308,9 @@ func (t *memTarget) apply(b *frame.Batch) (frame.Position, error) {
 		n.Gaps += g.Last - g.First + 1
 	}
 	h.pos[t.key] = &n
+	if t.s.after != nil {
+		t.s.after(len(h.msgs))
+	}
 	close(t.s.stored)
 	t.s.stored = make(chan struct{})
 	return n, nil
@@ -330,7 +336,7 @@ func (s *memSink) count(name string) int {
 // wait waits until the sink's stream satisfies ok.
 func (s *memSink) wait(t *testing.T, what, name string, ok func(h *memHubStream) bool) {
 	t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(patience)
 	for {
 		s.mu.Lock()
 		h := s.stream(name)
@@ -342,7 +348,7 @@ func (s *memSink) wait(t *testing.T, what, name string, ok func(h *memHubStream)
 		select {
 		case <-ch:
 		case <-deadline:
-			t.Fatalf("%s: not within 20 s; stream %s holds %d messages", what, name, n)
+			t.Fatalf("%s: not within %v; stream %s holds %d messages", what, patience, name, n)
 		}
 	}
 }
@@ -355,10 +361,10 @@ func (s *memSink) waitCount(t *testing.T, name string, n int) {
 // until waits for a condition that nothing signals.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for !ok() {
 		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 20 s", what)
+			t.Fatalf("%s: not within %v", what, patience)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -373,10 +379,22 @@ func device(t testing.TB) nkeys.KeyPair {
 	return kp
 }
 
-// quick is a timing for tests, a tenth of the real one or less.
+// patience is how long tests wait for what is to happen anyway: however busy the
+// machine is, it has happened by then.
+const patience = time.Minute
+
+// quick is a timing for tests, a tenth of the real one or less, but for the
+// silence that ends a connection: a busy machine may be silent for a while.
 var quick = Timing{
 	Reconnect: 100 * time.Millisecond, Attempt: 2 * time.Second, Ping: 100 * time.Millisecond,
-	Idle: 600 * time.Millisecond, RetryMin: 200 * time.Millisecond, RetryMax: time.Second,
+	Idle: 6 * time.Second, RetryMin: 200 * time.Millisecond, RetryMax: time.Second,
+}
+
+// brisk is quick for an edge that is to notice silence soon.
+func brisk() Timing {
+	t := quick
+	t.Idle = 600 * time.Millisecond
+	return t
 }
 
 const password = "correct horse"
@@ -390,15 +408,21 @@ func startHub(t *testing.T, dir, listen string, sink Sink, mod func(*HubConfig))
 	if mod != nil {
 		mod(&c)
 	}
-	h, err := NewHub(HubOptions{Config: c, Sink: sink, Software: "test"})
-	if err != nil {
-		t.Fatal(err)
+	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+		h, err := NewHub(HubOptions{Config: c, Sink: sink, Software: "test"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = h.Start()
+		if err == nil {
+			t.Cleanup(func() { h.Close() })
+			return h
+		}
+		// Its port may be somebody else's for a moment, who was given any.
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(end) {
+			t.Fatal(err)
+		}
 	}
-	if err := h.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { h.Close() })
-	return h
 }
 
 type rig struct {

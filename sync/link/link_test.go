@@ -214,7 +214,7 @@ func TestTooLargeForHubIsTold(t *testing.T) {
 func TestHubRestart(t *testing.T) {
 	r := newRig(t)
 	addr := r.hub.Addr().String()
-	r.edge(t, r.url(), nil)
+	r.edge(t, r.url(), func(o *EdgeOptions) { o.Config.Timing = brisk() })
 	total := 0
 	for round := range 5 {
 		r.stream.addN(300, 100)
@@ -237,6 +237,9 @@ func TestHubRestart(t *testing.T) {
 	inOrder(t, r.sink.seqs("PLANT"), 1, uint64(total))
 }
 
+// The network swallows everything for a while in the middle of a drain. How soon
+// that is noticed, and how soon it goes on, is measured by what the beginning took;
+// a busy machine may spoil one measurement, or two.
 func TestBlackHole(t *testing.T) {
 	r := newRig(t)
 	relay, err := udprelay.New(r.hub.Addr().String())
@@ -245,45 +248,67 @@ func TestBlackHole(t *testing.T) {
 	}
 	defer relay.Close()
 	relay.SetDelay(5 * time.Millisecond)
-	r.sink.mu.Lock()
-	r.sink.delay = 5 * time.Millisecond // so that the drain is not over at once
-	r.sink.mu.Unlock()
-	e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) { o.Config.Window = 200_000 })
-	const total = 40_000
-	r.stream.addN(total, 100)
-	r.sink.waitCount(t, "PLANT", 5000)
-	relay.SetBlackhole(true)
+	const each = 20_000
+	var total, last int
+	add := func() {
+		last, total = total, total+each
+		hole := total - each*3/4
+		r.sink.mu.Lock()
+		r.sink.after = func(n int) {
+			if n >= hole {
+				r.sink.after = nil
+				relay.SetBlackhole(true)
+			}
+		}
+		r.sink.mu.Unlock()
+		r.stream.addN(each, 100)
+	}
+	add()
 	start := time.Now()
-	until(t, "outage seen", func() bool { return !e.Status().Connected })
-	if d := time.Since(start); d > quick.Idle+quick.Ping+time.Second {
-		t.Errorf("outage detected after %v only", d)
+	timing := brisk()
+	e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) {
+		o.Config.Timing = timing
+		o.Config.Window = 200_000
+	})
+	r.sink.waitCount(t, "PLANT", 1)
+	slack := time.Second + 10*time.Since(start)
+	for try := 1; ; try++ {
+		r.sink.waitCount(t, "PLANT", last+each/4)
+		start = time.Now()
+		until(t, "outage seen", func() bool { return !e.Status().Connected })
+		seen := time.Since(start)
+		before := r.sink.count("PLANT")
+		time.Sleep(time.Second)
+		if n := r.sink.count("PLANT"); n != before || n == total {
+			t.Fatalf("%d messages before the outage was seen, %d a second later", before, n)
+		}
+		relay.SetBlackhole(false)
+		start = time.Now()
+		r.sink.waitCount(t, "PLANT", before+1)
+		back := time.Since(start)
+		r.sink.waitCount(t, "PLANT", total)
+		inOrder(t, r.sink.seqs("PLANT"), 1, uint64(total))
+		t.Logf("outage seen after %v, resumed %v after packets flowed again, slack %v", seen, back, slack)
+		if seen <= timing.Idle+timing.Ping+slack && back <= slack {
+			return
+		}
+		if try == 3 {
+			t.Fatalf("outage seen after %v, resumed after %v", seen, back)
+		}
+		add()
 	}
-	before := r.sink.count("PLANT")
-	if before == total {
-		t.Fatal("the drain was over before the outage")
-	}
-	time.Sleep(time.Second)
-	relay.SetBlackhole(false)
-	start = time.Now()
-	r.sink.waitCount(t, "PLANT", before+1)
-	if d := time.Since(start); d > time.Second && !raceEnabled {
-		t.Errorf("resumed %v after packets flowed again", d)
-	}
-	r.sink.waitCount(t, "PLANT", total)
-	inOrder(t, r.sink.seqs("PLANT"), 1, total)
 }
 
 // From the hub's first answer to the first message stored: two round trips
-// are the handshake and the hello, the batch is in the third. A busy machine
-// may spoil one measurement; a protocol with one round trip more spoils all.
+// are the handshake and the hello, the batch is in the third. What a busy machine
+// takes for itself counts for little where the way is long enough; a protocol with
+// one round trip more takes it on any way.
 func TestResumeRoundTrips(t *testing.T) {
-	const (
-		rtt   = 150 * time.Millisecond
-		limit = rtt*5/2 + 20*time.Millisecond
-	)
-	var took []time.Duration
-	for range 3 {
+	var took []string
+	for _, rtt := range []time.Duration{150 * time.Millisecond, 600 * time.Millisecond, 2 * time.Second, 2 * time.Second, 2 * time.Second} {
 		r := newRig(t)
+		r.hub.Close()
+		r.hub = startHub(t, r.hubDir, "127.0.0.1:0", r.sink, func(c *HubConfig) { c.Timing = Timing{} })
 		relay, err := udprelay.New(r.hub.Addr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -303,14 +328,14 @@ func TestResumeRoundTrips(t *testing.T) {
 		e := r.edge(t, "quic://"+relay.Addr(), func(o *EdgeOptions) { o.Config.Timing = Timing{} })
 		r.sink.waitCount(t, "PLANT", 1)
 		d := time.Since(<-first)
-		took = append(took, d)
-		t.Logf("first answer to first stored: %v = %.2f RTT", d, float64(d)/float64(rtt))
-		if d <= limit {
+		took = append(took, fmt.Sprintf("%v = %.2f RTT", d, float64(d)/float64(rtt)))
+		t.Logf("first answer to first stored: %s", took[len(took)-1])
+		if d <= rtt*5/2+20*time.Millisecond {
 			return
 		}
 		e.Close()
 	}
-	t.Errorf("took %v, limit %v", took, limit)
+	t.Errorf("took %v, want 2.5 RTT at most", took)
 }
 
 func TestSeveralURLs(t *testing.T) {
@@ -423,7 +448,7 @@ func TestSavedWhenQuiet(t *testing.T) {
 	}
 	best := time.Hour // on a busy machine one try may be late
 	last := uint64(0)
-	for range 5 {
+	for range 10 {
 		for range 3 { // more than one acknowledgement
 			r.stream.addN(5, 20)
 			last += 5
@@ -431,7 +456,9 @@ func TestSavedWhenQuiet(t *testing.T) {
 		}
 		begin := time.Now()
 		until(t, "saved", func() bool { return saved() == last })
-		best = min(best, time.Since(begin))
+		if best = min(best, time.Since(begin)); best <= saveEvery/2 {
+			break
+		}
 	}
 	if best > saveEvery/2 {
 		t.Errorf("saved after %v at best", best)
@@ -600,10 +627,10 @@ func TestWrongCertificate(t *testing.T) {
 					t.Errorf("error %q does not tell %q", got, w)
 				}
 			}
-			n := e.Status().Attempts
+			start, n := time.Now(), e.Status().Attempts
 			time.Sleep(4 * quick.RetryMin)
-			if n = e.Status().Attempts - n; n > 6 {
-				t.Errorf("%d attempts in %v", n, 4*quick.RetryMin)
+			if n = e.Status().Attempts - n; n > 2+uint64(time.Since(start)/quick.RetryMin) {
+				t.Errorf("%d attempts in %v", n, time.Since(start))
 			}
 			if n := log.count("not trusted"); n != 1 {
 				t.Errorf("logged %d times", n)
