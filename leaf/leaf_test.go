@@ -15,6 +15,10 @@ import (
 
 var _ nats.InProcessConnProvider = (*Leaf)(nil)
 
+// patience is how long tests wait for what is to happen anyway: however busy the
+// machine is, it has happened by then.
+const patience = time.Minute
+
 // start runs a leaf until the test ends.
 func start(t *testing.T, cfg Config) (l *Leaf, stop func() error) {
 	t.Helper()
@@ -52,7 +56,7 @@ func connect(t *testing.T, l *Leaf, url string, opts ...nats.Option) *nats.Conn 
 	if url == "" {
 		opts = append(opts, nats.InProcessServer(l))
 	}
-	nc, err := nats.Connect(url, opts...)
+	nc, err := nats.Connect(url, append(opts, nats.Timeout(patience))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +79,7 @@ func TestInMemoryWithoutNetwork(t *testing.T) {
 	if err := nc.Flush(); err != nil { // the other client must find it there
 		t.Fatal(err)
 	}
-	m, err := connect(t, l, "").Request("svc", []byte("x"), 5*time.Second)
+	m, err := connect(t, l, "").Request("svc", []byte("x"), patience)
 	if err != nil || string(m.Data) != "x" {
 		t.Fatal(m, err)
 	}
@@ -95,7 +99,7 @@ func TestInMemoryWithoutNetwork(t *testing.T) {
 func TestKeepsWhatItAcknowledged(t *testing.T) {
 	cfg := Config{StoreDir: t.TempDir(), Listen: "127.0.0.1:-1"}
 	l, stop := start(t, cfg)
-	js, err := jetstream.New(connect(t, l, ""))
+	js, err := jetstream.New(connect(t, l, ""), jetstream.WithDefaultTimeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +123,7 @@ func TestKeepsWhatItAcknowledged(t *testing.T) {
 	if !strings.HasPrefix(l.ClientURL(), "nats://127.0.0.1:") {
 		t.Errorf("URL %q", l.ClientURL())
 	}
-	js, err = jetstream.New(connect(t, l, l.ClientURL()))
+	js, err = jetstream.New(connect(t, l, l.ClientURL()), jetstream.WithDefaultTimeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +140,7 @@ func TestKeepsWhatItAcknowledged(t *testing.T) {
 func TestTellsThoseWhoWait(t *testing.T) {
 	l, stop := start(t, Config{StoreDir: t.TempDir()})
 	nc := connect(t, l, "", nats.NoReconnect())
-	js, err := jetstream.New(nc)
+	js, err := jetstream.New(nc, jetstream.WithDefaultTimeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +177,7 @@ func TestTellsThoseWhoWait(t *testing.T) {
 		if h := m.Header; h.Get("Status") != "409" || h.Get("Description") != "Server Shutdown" || h.Get("Nats-Pending-Messages") != "3" {
 			t.Errorf("%v", h)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("the leaf stopped without a word")
 	}
 }

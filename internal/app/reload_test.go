@@ -83,6 +83,10 @@ func TestSettingsCoverTheConfiguration(t *testing.T) {
 	walk("", func(c *config.Config) reflect.Value { return reflect.ValueOf(c).Elem() })
 }
 
+// patience is how long tests wait for what is to happen anyway: however busy the
+// machine is, it has happened by then.
+const patience = time.Minute
+
 // startNode starts a node with a configuration file.
 func startNode(t *testing.T, text string) (n *Node, load func(text string) (*config.Config, error), log *lockedBuffer) {
 	t.Helper()
@@ -180,11 +184,11 @@ func TestReloadApplies(t *testing.T) {
 	if _, err := os.Stat(portsFile(dir)); err == nil {
 		t.Error("the ports file is still there")
 	}
-	if nc, err := nats.Connect(n.Broker.ClientURL()); err == nil {
+	if nc, err := nats.Connect(n.Broker.ClientURL(), nats.Timeout(patience)); err == nil {
 		nc.Close()
 		t.Error("nobody needs to log in")
 	}
-	nc, err := nats.Connect(n.Broker.ClientURL(), nats.UserInfo("u", "p"))
+	nc, err := nats.Connect(n.Broker.ClientURL(), nats.UserInfo("u", "p"), nats.Timeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +233,7 @@ func TestReloadRefuses(t *testing.T) {
 			t.Errorf("reloaded %q", text)
 		}
 	}
-	nc, err := nats.Connect(n.Broker.ClientURL())
+	nc, err := nats.Connect(n.Broker.ClientURL(), nats.Timeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -377,7 +381,7 @@ func TestLogTimes(t *testing.T) {
 // does.
 func TestLameDuckSignals(t *testing.T) {
 	n, load, log := startNode(t, head+"lame_duck_duration: \"2h\"\nlame_duck_grace_period: \"1h\"\n")
-	nc, err := nats.Connect(n.Broker.ClientURL(), nats.NoReconnect())
+	nc, err := nats.Connect(n.Broker.ClientURL(), nats.NoReconnect(), nats.Timeout(patience))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -45,7 +45,7 @@ func TestManyReloadsDoNotHideAStop(t *testing.T) {
 	if err := syscall.Kill(os.Getpid(), syscall.SIGUSR2); err != nil {
 		t.Fatal(err)
 	}
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(patience)
 	for {
 		select {
 		case sig := <-signals:

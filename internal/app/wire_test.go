@@ -360,7 +360,11 @@ func startBroker(t *testing.T, conf string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := broker.New(brokerOptions(cfg))
+	o := brokerOptions(cfg)
+	if !strings.Contains(conf, "timeout") {
+		o.AuthTimeout = patience // a busy machine may take longer to log in than usual
+	}
+	s, err := broker.New(o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +372,7 @@ func startBroker(t *testing.T, conf string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		_ = s.Shutdown(ctx)
 	})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -64,7 +65,7 @@ func fill(t *testing.T, then func(dir string)) string {
 // fillAndClose is fill with a log that was closed.
 func fillAndClose(t *testing.T, then func(dir string)) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	dir := t.TempDir()
 	var e *engine.Engine
@@ -73,7 +74,7 @@ func fillAndClose(t *testing.T, then func(dir string)) string {
 	if err := srv.Start(); err != nil {
 		t.Fatal(err)
 	}
-	nc := must(nats.Connect(srv.ClientURL()))
+	nc := must(nats.Connect(srv.ClientURL(), nats.Timeout(time.Minute)))
 	js := must(jetstream.New(nc))
 	s := must(js.CreateStream(ctx, jetstream.StreamConfig{Name: "S", Subjects: []string{"s.>"}}))
 	for i := range perStream {
@@ -107,8 +108,13 @@ func contents(t *testing.T, dir string) map[string][]byte {
 	files := map[string][]byte{}
 	for _, pattern := range []string{"*", "wal/*", "streams/*/*"} {
 		for _, name := range must(filepath.Glob(filepath.Join(dir, pattern))) {
-			if fi := must(os.Stat(name)); fi.Mode().IsRegular() {
-				files[name] = must(os.ReadFile(name))
+			// Beside a program that runs a file may get another name.
+			fi, err := os.Stat(name)
+			if errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular() {
+				continue
+			}
+			if b, err := os.ReadFile(name); !errors.Is(err, fs.ErrNotExist) {
+				files[name] = must(b, err)
 			}
 		}
 	}
