@@ -166,7 +166,7 @@ func halfOpenTLS(ctx context.Context, b *bench) error {
 // whose 99th percentile must not double, at an edge of their own.
 func halfOpen(ctx context.Context, b *bench, name, config string, ways []slowly) error {
 	return edgeAlone(b, name, config, func(p *rig.Process, addr string) error {
-		opts := []nats.Option{nats.Token("right"), nats.MaxReconnects(0), nats.Timeout(10 * time.Second)}
+		opts := []nats.Option{nats.Token("right"), nats.MaxReconnects(0), nats.Timeout(rig.StartTimeout)}
 		if strings.Contains(config, "tls") {
 			opts = append(opts, nats.Secure(&tls.Config{InsecureSkipVerify: true}))
 		}

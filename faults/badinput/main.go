@@ -145,7 +145,7 @@ func startHealthy(ctx context.Context, s *rig.Site) (*healthy, error) {
 		return nil, err
 	}
 	for range 2 {
-		nc, err := nats.Connect(s.EdgeURL(), nats.MaxReconnects(0), nats.Timeout(5*time.Second))
+		nc, err := nats.Connect(s.EdgeURL(), nats.MaxReconnects(0), nats.Timeout(rig.StartTimeout))
 		if err != nil {
 			return nil, err
 		}

@@ -93,7 +93,7 @@ func (j *judge) run(ctx context.Context) error {
 	}
 	if j.rng.IntN(2) == 0 {
 		j.site.Edge.Kill()
-	} else if err := j.site.Edge.Stop(20 * time.Second); err != nil {
+	} else if err := j.site.Edge.Stop(rig.StopTimeout); err != nil {
 		j.fail("%v", err)
 	}
 	if !j.start("again") {

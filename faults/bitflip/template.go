@@ -101,7 +101,7 @@ func makeTemplates(ctx context.Context, dir string, programs rig.Programs) (ts [
 		return nil, "", err
 	}
 	old := filepath.Join(dir, "older-meta.db")
-	err = errors.Join(createStreams(ctx, site.EdgeURL(), packed), site.Edge.Stop(20*time.Second), copyFile(filepath.Join(site.EdgeStore, "meta.db"), old), site.StartEdge())
+	err = errors.Join(createStreams(ctx, site.EdgeURL(), packed), site.Edge.Stop(rig.StopTimeout), copyFile(filepath.Join(site.EdgeStore, "meta.db"), old), site.StartEdge())
 	if err != nil {
 		return nil, "", err
 	}
@@ -132,13 +132,13 @@ func makeTemplates(ctx context.Context, dir string, programs rig.Programs) (ts [
 	if err := add("killed"); err != nil {
 		return nil, "", err
 	}
-	if err := site.Hub.Stop(20 * time.Second); err != nil {
+	if err := site.Hub.Stop(rig.StopTimeout); err != nil {
 		return nil, "", err
 	}
 	if err := site.StartEdge(); err != nil {
 		return nil, "", err
 	}
-	if err := site.Edge.Stop(20 * time.Second); err != nil {
+	if err := site.Edge.Stop(rig.StopTimeout); err != nil {
 		return nil, "", err
 	}
 	return ts, site.HubStore, add("stopped")

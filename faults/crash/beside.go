@@ -42,7 +42,7 @@ func (b *beside) shake(ctx context.Context, url string) (stop func() error) {
 	var wg sync.WaitGroup
 	var failed error
 	wg.Go(func() {
-		nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(2*time.Second))
+		nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(30*time.Second))
 		if err != nil {
 			return // killed by then
 		}

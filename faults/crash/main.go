@@ -114,7 +114,7 @@ func killAll(ctx context.Context, o options, site *rig.Site) error {
 			return err
 		}
 	}
-	if err := site.Edge.Stop(20 * time.Second); err != nil {
+	if err := site.Edge.Stop(rig.StopTimeout); err != nil {
 		return err
 	}
 	fmt.Printf("crash: %d kills, %d of them while it was starting, in %v; %d requests to other streams; acknowledged %d, found %d, missing 0, duplicated 0\n",

@@ -52,7 +52,7 @@ func directories(ctx context.Context, site *rig.Site, disk *rig.Disk) error {
 	if err := site.StartEdge(); err != nil {
 		failed = append(failed, fmt.Errorf("after the file system can be written again: %w", err))
 	} else {
-		failed = append(failed, site.Edge.Stop(20*time.Second))
+		failed = append(failed, site.Edge.Stop(rig.StopTimeout))
 	}
 	return errors.Join(failed...)
 }

@@ -35,12 +35,20 @@ import (
 	"petiole/faults/rig"
 )
 
-// What is demanded.
-const (
+// What is demanded, and what a busy machine takes beside that; see demand.
+var (
 	answerWithin = time.Second     // each publish, and each request while the disk is full
 	resumeWithin = 5 * time.Second // publishing, once there is space
-	codeFull     = 10023
-	statusFull   = 503
+)
+
+// demand sets what is demanded by how busy the machine is now.
+func demand(edge string) {
+	answerWithin, resumeWithin = rig.Allow(time.Second, edge), rig.Allow(5*time.Second, edge)
+}
+
+const (
+	codeFull   = 10023
+	statusFull = 503
 )
 
 // The streams: the first is filled, the second is purged to make room, the
@@ -163,6 +171,7 @@ func (t *test) run(ctx context.Context) error {
 	}
 
 	// Full of the edge's own data, and room again by a purge.
+	demand(t.site.Programs.Edge)
 	begun := time.Now()
 	if err := t.untilRefused(ctx); err != nil {
 		return fmt.Errorf("fill the disk with messages: %w", err)
@@ -182,6 +191,7 @@ func (t *test) run(ctx context.Context) error {
 
 	// Full of somebody else's data.
 	for round := range t.o.rounds {
+		demand(t.site.Programs.Edge)
 		last := round == t.o.rounds-1
 		foreign, err := t.fillDisk()
 		if err != nil {
@@ -216,7 +226,7 @@ func (t *test) run(ctx context.Context) error {
 		return err
 	}
 	t.nc.Close()
-	return t.site.Edge.Stop(20 * time.Second)
+	return t.site.Edge.Stop(rig.StopTimeout)
 }
 
 // start starts the edge and connects to it.
@@ -224,9 +234,10 @@ func (t *test) start(ctx context.Context) (err error) {
 	if err := t.site.StartEdge(); err != nil {
 		return err
 	}
-	if t.nc, err = nats.Connect(t.site.EdgeURL(), nats.NoReconnect(), nats.Timeout(5*time.Second)); err != nil {
+	if t.nc, err = nats.Connect(t.site.EdgeURL(), nats.NoReconnect(), nats.Timeout(rig.StartTimeout)); err != nil {
 		return err
 	}
+	demand(t.site.Programs.Edge)
 	if t.js, err = jetstream.New(t.nc, jetstream.WithDefaultTimeout(answerWithin)); err != nil {
 		return err
 	}
@@ -524,7 +535,7 @@ func (t *test) restart(ctx context.Context) error {
 		}
 		if how == "kill -9" {
 			t.nc.Close()
-			if err := t.site.Edge.Stop(20 * time.Second); err != nil {
+			if err := t.site.Edge.Stop(rig.StopTimeout); err != nil {
 				return fmt.Errorf("stop on a full disk: %w", err)
 			}
 		}

@@ -123,7 +123,7 @@ func (o options) all(ctx context.Context, site *rig.Site) error {
 		}
 	}
 	w.nc.Close()
-	if err := t.process().Stop(20 * time.Second); err != nil {
+	if err := t.process().Stop(rig.StopTimeout); err != nil {
 		return err
 	}
 	fmt.Printf("metamorph: seed %d: %d cycles, %d of them kills, in %v; %d operations, %d places overwritten, %d messages lost by that and told of; acknowledged %d, found %d, missing 0, different 0\n",
@@ -166,7 +166,7 @@ func (o options) round(ctx context.Context, t *target, w *work, killed bool) (in
 	w.nc.Close()
 	if killed {
 		t.process().Kill()
-	} else if err := t.process().Stop(20 * time.Second); err != nil {
+	} else if err := t.process().Stop(rig.StopTimeout); err != nil {
 		return 0, err
 	}
 	if err := w.start(ctx, t); err != nil {

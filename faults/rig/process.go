@@ -187,6 +187,21 @@ func (p *Process) Stop(grace time.Duration) error {
 	return nil
 }
 
+// busy is how many times what a program takes to do nothing it may take longer
+// to do something, see Allow.
+const busy = 20
+
+// Allow returns how long the program may take for what it has d for: d, and what
+// a busy machine takes beside that, which is measured by how long the program takes
+// now to do nothing.
+func Allow(d time.Duration, program string) time.Duration {
+	began := time.Now()
+	if err := exec.Command(program, "--version").Run(); err != nil {
+		return d
+	}
+	return d + busy*time.Since(began)
+}
+
 // Log returns the last n bytes of what the process printed.
 func (p *Process) Log(n int) string {
 	b, err := os.ReadFile(p.logPath)

@@ -13,6 +13,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -78,24 +80,40 @@ func (p *Programs) Missing(ctx context.Context, dir string, hub bool, edgeTags .
 
 // FreePort returns a TCP port of the loopback interface that was free a moment
 // ago. Programs that must come back on the same port after a restart are given
-// one of these.
+// one of these. It lies below those that the system gives to whoever asks for any:
+// a client that connects meanwhile does not take it.
 func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("choose a TCP port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return freePort(func(port int) (io.Closer, error) { return net.Listen("tcp", Addr(port)) })
 }
 
 // FreeUDPPort is FreePort for UDP.
 func FreeUDPPort() (int, error) {
-	c, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		return 0, fmt.Errorf("choose a UDP port: %w", err)
+	return freePort(func(port int) (io.Closer, error) { return net.ListenPacket("udp", Addr(port)) })
+}
+
+// lowestPort is the first of those that FreePort chooses from.
+const lowestPort = 10_000
+
+func freePort(listen func(port int) (io.Closer, error)) (int, error) {
+	end := 32_768
+	if b, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		if _, err := fmt.Sscan(string(b), &end); err != nil {
+			return 0, fmt.Errorf("choose a port: %w", err)
+		}
 	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).Port, nil
+	if end < lowestPort+1000 {
+		return 0, fmt.Errorf("choose a port: the system gives all from %d on to whoever asks for any", end)
+	}
+	var last error
+	for range 1000 {
+		port := lowestPort + rand.IntN(end-lowestPort)
+		l, err := listen(port)
+		if err == nil {
+			return port, l.Close()
+		}
+		last = err
+	}
+	return 0, fmt.Errorf("choose a port: %w", last)
 }
 
 // Addr is the loopback address with the given port.

@@ -62,6 +62,9 @@ type Site struct {
 // recovery of its store.
 const StartTimeout = 30 * time.Second
 
+// StopTimeout bounds how long a program takes to stop, however busy the machine is.
+const StopTimeout = time.Minute
+
 // Prepare chooses ports, makes the hub's certificate and writes the
 // configuration files. It starts nothing.
 func (s *Site) Prepare() error {
@@ -216,7 +219,7 @@ func (s *Site) WaitHub(ctx context.Context, stream string, msgs uint64) error {
 func (s *Site) onEdge(fn func(*nats.Conn) error) error { return on(s.EdgeURL(), fn) }
 
 func on(url string, fn func(*nats.Conn) error) error {
-	nc, err := nats.Connect(url, nats.Timeout(5*time.Second), nats.MaxReconnects(0))
+	nc, err := nats.Connect(url, nats.Timeout(StartTimeout), nats.MaxReconnects(0))
 	if err != nil {
 		return fmt.Errorf("connect to %s: %w", url, err)
 	}

@@ -308,7 +308,7 @@ func (t *test) edge(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := t.site.Edge.Stop(20 * time.Second); err != nil {
+	if err := t.site.Edge.Stop(rig.StopTimeout); err != nil {
 		return err
 	}
 	copied, err := save(t.site.EdgeStore, "copy")
@@ -393,7 +393,7 @@ func (t *test) hub(ctx context.Context) error {
 	if _, err := t.arrived(ctx); err != nil {
 		return err
 	}
-	if err := t.site.Hub.Stop(20 * time.Second); err != nil {
+	if err := t.site.Hub.Stop(rig.StopTimeout); err != nil {
 		return err
 	}
 	copied, err := save(t.site.HubStore, "copy")
@@ -454,7 +454,7 @@ func (t *test) both(ctx context.Context) error {
 		if _, err := t.arrived(ctx); err != nil {
 			return err
 		}
-		if err := errors.Join(t.site.Edge.Stop(20*time.Second), t.site.Hub.Stop(20*time.Second)); err != nil {
+		if err := errors.Join(t.site.Edge.Stop(rig.StopTimeout), t.site.Hub.Stop(rig.StopTimeout)); err != nil {
 			return err
 		}
 		e, err1 := save(t.site.EdgeStore, fmt.Sprint(i))
@@ -524,7 +524,7 @@ func (t *test) gap(ctx context.Context) error {
 		return err
 	}
 	copyHeld := int(msgs)
-	if err := t.site.Hub.Stop(20 * time.Second); err != nil {
+	if err := t.site.Hub.Stop(rig.StopTimeout); err != nil {
 		return err
 	}
 	copied, err := save(t.site.HubStore, "copy")

@@ -57,7 +57,7 @@ func (b *bench) create(ctx context.Context, cfg jetstream.StreamConfig) error {
 }
 
 func (b *bench) with(fn func(jetstream.JetStream) error) error {
-	nc, err := nats.Connect(b.site.EdgeURL(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(b.site.EdgeURL(), nats.Timeout(rig.StartTimeout))
 	if err != nil {
 		return err
 	}
@@ -238,7 +238,7 @@ func (b *bench) stored(ctx context.Context) error {
 	if err := b.fill(ctx, "stored", f, count(b.o.msgs)); err != nil {
 		return err
 	}
-	if err := b.site.Edge.Stop(time.Minute); err != nil {
+	if err := b.site.Edge.Stop(rig.StopTimeout); err != nil {
 		return err
 	}
 	for _, how := range []string{"a clean stop", "kill -9"} {
@@ -295,7 +295,7 @@ func (b *bench) drain(ctx context.Context) error {
 	if err := errors.Join(err, probing.stop()); err != nil {
 		return err
 	}
-	return b.site.Edge.Stop(time.Minute)
+	return b.site.Edge.Stop(rig.StopTimeout)
 }
 
 // drained empties both streams and watches files and publishes.
@@ -525,7 +525,7 @@ func (b *bench) streams(ctx context.Context) error {
 		}
 	}
 	fmt.Printf("scale: every idle stream holds its 3 messages\n")
-	return b.site.Edge.Stop(time.Minute)
+	return b.site.Edge.Stop(rig.StopTimeout)
 }
 
 // idle is the case of the same name.
@@ -591,5 +591,5 @@ func (b *bench) idle(ctx context.Context) error {
 	if err := nc.FlushTimeout(5 * time.Second); err != nil {
 		return fmt.Errorf("the idle client's connection: %w", err)
 	}
-	return errors.Join(b.site.Edge.Stop(20*time.Second), b.site.Hub.Stop(20*time.Second))
+	return errors.Join(b.site.Edge.Stop(rig.StopTimeout), b.site.Hub.Stop(rig.StopTimeout))
 }

@@ -155,7 +155,7 @@ func (f *flood) run(ctx context.Context, more func() bool) error {
 }
 
 func (f *flood) one(ctx context.Context, i int, more func() bool) error {
-	nc, err := nats.Connect(f.url, nats.NoReconnect(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(f.url, nats.NoReconnect(), nats.Timeout(rig.StartTimeout))
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ type prober struct {
 }
 
 func probe(ctx context.Context, url, subject string) (*prober, error) {
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(rig.StartTimeout))
 	if err != nil {
 		return nil, err
 	}

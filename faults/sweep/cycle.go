@@ -228,7 +228,7 @@ func (c *cycle) live(ctx context.Context, p *rig.Process) error {
 		// It should be ending, unless what failed was only this request.
 		select {
 		case <-p.Done():
-		case <-time.After(exitWithin + time.Second):
+		case <-time.After(patience):
 			return fmt.Errorf("%w; and yet the edge runs on", err)
 		}
 	case err != nil:
@@ -251,7 +251,7 @@ func (c *cycle) live(ctx context.Context, p *rig.Process) error {
 		}
 		select {
 		case <-p.Done():
-		case <-time.After(exitWithin + time.Second):
+		case <-time.After(patience):
 		}
 	}
 	if p.Alive() {
@@ -300,7 +300,7 @@ func (c *cycle) judge(p *rig.Process, starting bool) error {
 		return fmt.Errorf("exit code %d, want one of %v", c.code, allowed)
 	case c.point.mode == modeENOSPC && !starting && !c.setAside() && c.code != exitCannotStore:
 		return fmt.Errorf("a full disk ended the edge with status %d", c.code)
-	case c.fatal() && c.ended > exitWithin:
+	case c.fatal() && c.ended > exitWithin && c.ended > rig.Allow(exitWithin, c.site.Programs.Edge):
 		return fmt.Errorf("%w: %v, want %v", errLate, c.ended.Round(time.Millisecond), exitWithin)
 	}
 	c.truth.mu.Lock()

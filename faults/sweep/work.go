@@ -39,7 +39,7 @@ type client struct {
 }
 
 func connect(url string, t *truth) (*client, error) {
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(2*time.Second), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(rig.StartTimeout), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errGone, err)
 	}
@@ -275,7 +275,7 @@ func again(ctx context.Context, url string, t *truth) error {
 
 // check compares what the edge at url holds with the truth, and settles it.
 func check(ctx context.Context, url string, t *truth) (*tally, error) {
-	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(5*time.Second))
+	nc, err := nats.Connect(url, nats.NoReconnect(), nats.Timeout(rig.StartTimeout))
 	if err != nil {
 		return nil, err
 	}
