@@ -32,20 +32,20 @@ rig() {
 }
 
 programs=(-edge "$bin/edge" -hub "$bin/hub")
-rig crash 40 -kills 9 -edge "$bin/edge-small"
-rig metamorph 60 -rounds 3 -ops 60 -seed 1 -edge "$bin/edge-small"
-rig powercut 60 -cycles 6 "${programs[@]}"
-rig powercut 60 -cycles 4 -fs xfs "${programs[@]}"
+rig crash 150 -kills 9 -edge "$bin/edge-small"
+rig metamorph 150 -rounds 3 -ops 60 -seed 1 -edge "$bin/edge-small"
+rig powercut 150 -cycles 6 "${programs[@]}"
+rig powercut 150 -cycles 4 -fs xfs "${programs[@]}"
 rig mutants 240 -rigs "$bin"
-rig sweep 60 -most 16 -modes kill,torn,EIO -edge "$bin/edge"
+rig sweep 150 -most 16 -modes kill,torn,EIO -edge "$bin/edge"
 # Every class once. The same damages each time, as far as two runs write the same stores.
 rig bitflip 150 -flips 30 -turns -seed 20 -edge "$bin/edge-small" -hub "$bin/hub"
-rig diskfull 60 -size 128 -hold 300ms -rounds 1 -edge "$bin/edge"
-rig stall 60 -freeze 6s -rounds 3 -slow 2s -edge "$bin/edge"
-rig rollback 60 -rounds 1 -rows 500 "${programs[@]}"
-rig scale 60 -case streams -streams 40 -minutes 0.02 "${programs[@]}" # the others take long
-rig badinput 90 -noise 1s -conns 300 "${programs[@]}"
-rig outage 150 -short "${programs[@]}"
+rig diskfull 150 -size 128 -hold 300ms -rounds 1 -edge "$bin/edge"
+rig stall 150 -freeze 6s -rounds 3 -slow 2s -edge "$bin/edge"
+rig rollback 150 -rounds 1 -rows 500 "${programs[@]}"
+rig scale 150 -case streams -streams 40 -minutes 0.02 "${programs[@]}" # the others take long
+rig badinput 150 -noise 1s -conns 300 "${programs[@]}"
+rig outage 240 -short "${programs[@]}"
 
 for dir in faults/*/; do
 	name=$(basename "$dir")

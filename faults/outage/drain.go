@@ -206,6 +206,28 @@ func (t *traffic) hubHolds(ctx context.Context) (n uint64, err error) {
 	return n, err
 }
 
+// hubSettled returns how many rows the hub holds when no more have come for a
+// second: its sockets may have received some that are not stored yet.
+func (t *traffic) hubSettled(ctx context.Context) (last uint64, err error) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for since := time.Now(); time.Since(since) < time.Second; {
+		n, err := t.hubHolds(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if n != last {
+			last, since = n, time.Now()
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	return last, nil
+}
+
 // blackHole is the variant of the same name.
 func (o options) blackHole(ctx context.Context, s *rig.Site, rows []rig.Row) error {
 	relay, err := relayed(s)
@@ -232,12 +254,7 @@ func (o options) blackHole(ctx context.Context, s *rig.Site, rows []rig.Row) err
 		return err
 	}
 	relay.SetBlackhole(true)
-	select { // what the hub's sockets had already received
-	case <-time.After(500 * time.Millisecond):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	before, err := t.hubHolds(ctx)
+	before, err := t.hubSettled(ctx)
 	if err != nil {
 		return err
 	}
