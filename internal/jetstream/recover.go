@@ -160,25 +160,46 @@ func (e *Engine) replay(r *wal.Record, metaApplied storage.LSN) error {
 // created with, if r is the creation: its record in the meta database may be of
 // later, and what is replayed has to meet what it met the first time.
 func (e *Engine) recreate(r *wal.Record) error {
-	var c command.StreamCreate
-	if command.KindOf(r.Data) != command.KindStreamCreate || c.Decode(r.Data) != nil {
-		return nil
+	rec, err := createdBy(r)
+	if rec == nil || err != nil {
+		return err
 	}
-	s := e.groups[storage.GroupID(c.Group)]
+	s := e.groups[storage.GroupID(rec.Group)]
 	if s == nil || s.memory || s.applied >= r.LSN {
 		return nil
 	}
-	rec := streamRecord{Name: c.Name, Group: c.Group, UID: c.UID[:], Created: c.Created}
-	if err := rec.decodeConfig(c.Config); err != nil {
-		return err
-	}
-	again, err := e.newStream(&rec, s.store)
+	again, err := e.newStream(rec, s.store)
 	if err != nil {
 		return err
 	}
 	again.begins(r.LSN)
 	e.addStream(again)
 	return nil
+}
+
+// createdBy returns what a record of the meta group has created; nil if that is no
+// stream.
+func createdBy(r *wal.Record) (*streamRecord, error) {
+	var c command.StreamCreate
+	if command.KindOf(r.Data) != command.KindStreamCreate || c.Decode(r.Data) != nil {
+		return nil, nil
+	}
+	rec := &streamRecord{Name: c.Name, Group: c.Group, UID: c.UID[:], Created: c.Created}
+	return rec, rec.decodeConfig(c.Config)
+}
+
+// creationOf returns what a stream was created with, and by which record; nil if
+// the log has that no more.
+func (e *Engine) creationOf(g storage.GroupID) (rec *streamRecord, at storage.LSN, err error) {
+	err = e.scanGroup(storage.MetaGroup, 1, e.wal.Written(), func(*wal.Lost) {}, func(r *wal.Record) error {
+		made, err := createdBy(r)
+		if made != nil && storage.GroupID(made.Group) == g {
+			rec, at = made, r.LSN
+			return err
+		}
+		return nil
+	}, func(*wal.Note) {})
+	return rec, at, err
 }
 
 // creations returns which streams the log has the creation of, if files of any

@@ -231,12 +231,27 @@ func (e *Engine) salvage(d *downStream) error {
 // the log up to when it went down.
 func (e *Engine) rebuild(d *downStream) (*Stream, error) {
 	group := storage.GroupID(d.rec.Group)
+	rec, at := d.rec, storage.LSN(0)
+	if d.create && rec.Last == 0 {
+		// It was never checkpointed: what is replayed has to meet what it met the first
+		// time, not what the stream has become since.
+		made, lsn, err := e.creationOf(group)
+		if err != nil {
+			return nil, err
+		}
+		if made != nil {
+			rec, at = made, lsn
+		}
+	}
 	store := e.newFileStore(group, d.create)
 	store.accept = d.accept
-	s, err := e.newStream(d.rec, store)
+	s, err := e.newStream(rec, store)
 	if err != nil {
 		_ = store.Close()
 		return nil, err
+	}
+	if at > s.applied {
+		s.begins(at)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

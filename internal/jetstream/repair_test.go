@@ -174,3 +174,41 @@ func TestManyDamagedMessages(t *testing.T) {
 		t.Fatalf("%+v", st)
 	}
 }
+
+// A stream that was never checkpointed and whose file is destroyed is made anew from
+// the log as it was, and not as if it had always had the configuration of now.
+func TestRepairBeforeFirstCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	_, js := n.connect()
+	cfg := jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, MaxMsgs: 100, Discard: jetstream.DiscardNew, FirstSeq: 50}
+	createStream(t, js, cfg)
+	publishN(t, js, "s", 30)
+	if err := n.e.saveMeta(); err != nil {
+		t.Fatal(err)
+	}
+	cfg.MaxMsgs = 10
+	must(js.UpdateStream(testContext(t), cfg))
+	if err := n.e.saveMeta(); err != nil {
+		t.Fatal(err)
+	}
+	s := must2(n.e.Stream("S"))
+	want, path := s.State(), n.e.storePath(s.group)
+	n.crash()
+	b := must(os.ReadFile(path)) // it has an identity, and nothing else
+	if err := os.WriteFile(path, bytes.Repeat([]byte{0xA5}, len(b)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		n = startNode(t, dir)
+		eventually(t, "the stream serves", func() bool { _, ok := n.e.Stream("S"); return ok })
+		s = must2(n.e.Stream("S"))
+		if st := s.State(); st != want {
+			t.Fatalf("%+v, was %+v", st, want)
+		}
+		if c := s.Config(); c.MaxMsgs != cfg.MaxMsgs {
+			t.Fatalf("%+v", c)
+		}
+		n.stop()
+	}
+}
