@@ -3,6 +3,7 @@ package jetstream
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -105,4 +106,86 @@ func TestAcknowledgedWithoutRoom(t *testing.T) {
 			eventually(t, "they are gone", func() bool { return s.State().Msgs == 1 })
 		})
 	}
+}
+
+// An acknowledgement that is answered is durable, even if the log had no room for
+// it when it was made first, and it was repeated.
+func TestConfirmedWithoutRoom(t *testing.T) {
+	dir := t.TempDir()
+	n := startNode(t, dir)
+	full := &fullProposer{proposer: n.e.prop}
+	n.e.prop = full
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 3)
+	must(js.CreateConsumer(testContext(t), "S", jetstream.ConsumerConfig{Durable: "C"}))
+	c := must(js.Consumer(testContext(t), "S", "C"))
+	m := must(c.Next())
+	answers := must(nc.SubscribeSync("answers"))
+	ack := func() {
+		t.Helper()
+		if err := nc.PublishRequest(m.Reply(), "answers", []byte("+ACK")); err != nil {
+			t.Fatal(err)
+		}
+		if err := nc.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	full.full.Store(true)
+	ack()
+	ack()
+	if got, err := answers.NextMsg(2 * spaceRetry); err == nil {
+		t.Fatalf("answered without a record in the log: %q", got.Data)
+	}
+	full.full.Store(false)
+	ack() // behind those that wait
+	for range 3 {
+		if _, err := answers.NextMsg(time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.crash()
+	n = startNode(t, dir)
+	_, js = n.connect()
+	info := must(must(js.Consumer(testContext(t), "S", "C")).Info(testContext(t)))
+	if info.AckFloor.Stream != 1 || info.NumAckPending != 0 {
+		t.Errorf("after the crash the consumer has acknowledged up to %d, awaits %d", info.AckFloor.Stream, info.NumAckPending)
+	}
+}
+
+// A consumer whose records wait for room takes no more acknowledgements than have
+// room in memory, and goes on afterwards where it was.
+func TestRecordsWaitingAreBounded(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	full := &fullProposer{proposer: n.e.prop}
+	n.e.prop = full
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	publishN(t, js, "s", 2)
+	c := must(js.CreateConsumer(testContext(t), "S", jetstream.ConsumerConfig{Durable: "C"}))
+	m := must(c.Next())
+	full.full.Store(true)
+	reply := strings.Repeat("r", 4000)
+	s := must2(n.e.Stream("S"))
+	waiting := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.consumers["C"].octets
+	}
+	for range maxWaiting / len(reply) * 2 {
+		if err := nc.PublishRequest(m.Reply(), reply, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if got := waiting(); got < maxWaiting || got > maxWaiting+2*len(reply) {
+		t.Errorf("%d octets wait, want about %d", got, maxWaiting)
+	}
+	full.full.Store(false)
+	if _, err := c.Next(jetstream.FetchMaxWait(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "nothing waits", func() bool { return waiting() == 0 })
 }

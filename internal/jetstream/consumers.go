@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -30,27 +31,48 @@ func (k *sink) Status(subject, reply string, header []byte) {
 	k.s.pub.Publish(subject, reply, header, nil)
 }
 
+// A record for which the log has no room waits until there is, and those after it
+// behind it: the machine's state is ahead of the log all the while, and whoever
+// waits for its answer gets that when the log has the record.
 func (k *sink) Record(cmd []byte, ackReply string) {
+	c := k.entry
+	if len(c.waiting) == 0 && !noSpace(k.s.record(cmd, ackReply)) {
+		return // done, or the log has failed or is closed, which others report
+	}
+	c.waiting = append(c.waiting, waitingRecord{bytes.Clone(cmd), ackReply})
+	c.octets += len(cmd) + len(ackReply)
+	k.s.arm(k.s.e.moment().Add(spaceRetry))
+}
+
+// waitingRecord is a record of a consumer that waits for room in the log.
+type waitingRecord struct {
+	cmd   []byte
+	reply string // who gets an answer when it is durable; empty: nobody
+}
+
+// maxWaiting is how many octets of records of a consumer may wait for room. Beyond
+// it nothing is delivered, and no acknowledgement taken.
+const maxWaiting = 1 << 20
+
+func (c *consumerEntry) overdue() bool { return c.octets >= maxWaiting }
+
+// record proposes a consumer's record.
+func (s *Stream) record(cmd []byte, ackReply string) error {
 	var tag any
 	if ackReply != "" {
 		tag = &ackTag{reply: ackReply}
 	}
-	if err := k.s.e.prop.ProposeLazy(k.s.group, tag, cmd); err != nil {
-		if noSpace(err) {
-			k.entry.unrecorded = true
-			k.s.arm(time.Now().Add(spaceRetry))
-		}
-		return // else the log has failed or is closed, which others report
+	err := s.e.prop.ProposeLazy(s.group, tag, cmd)
+	if err == nil && tag != nil {
+		s.e.prop.Kick()
 	}
-	if tag != nil {
-		k.s.e.prop.Kick()
-	}
+	return err
 }
 
 func (k *sink) Interest(subject string) bool { return k.s.e.account.HasInterest(subject) }
 
 func (k *sink) Congested(subject string) bool {
-	return k.s.e.async.full() || k.s.pub.Congested(subject)
+	return k.s.e.async.full() || k.entry.overdue() || k.s.pub.Congested(subject)
 }
 
 func (k *sink) Advisory(subject string, a *api.ConsumerAdvisory) {
@@ -73,16 +95,20 @@ func (k *sink) Acked(seq uint64, logged bool) {
 	s.unlogged = append(s.unlogged, seq)
 }
 
-// recordAgain has consumers make the records again for which the log had no room.
-// The caller holds the lock.
-func (s *Stream) recordAgain(now time.Time) {
+// recordAgain proposes what has waited for room in the log. The caller holds the
+// lock.
+func (s *Stream) recordAgain() {
 	for _, c := range s.consumers {
-		if c.unrecorded && !s.e.space.logFull.Load() {
-			c.unrecorded = false
-			c.m.RecordAgain(now)
+		n := 0
+		for n < len(c.waiting) && !noSpace(s.record(c.waiting[n].cmd, c.waiting[n].reply)) {
+			c.octets -= len(c.waiting[n].cmd) + len(c.waiting[n].reply)
+			n++
 		}
-		if c.unrecorded {
-			s.arm(now.Add(spaceRetry))
+		c.waiting = slices.Delete(c.waiting, 0, n)
+		if len(c.waiting) > 0 {
+			s.arm(s.e.moment().Add(spaceRetry))
+		} else {
+			c.waiting = nil
 		}
 	}
 }
@@ -94,7 +120,7 @@ func (s *Stream) settleUnlogged() {
 	var later []uint64
 	defer func() {
 		if s.unlogged = later; len(later) > 0 {
-			s.arm(time.Now().Add(spaceRetry))
+			s.arm(s.e.moment().Add(spaceRetry))
 		}
 	}()
 	for len(s.unlogged) > 0 {
@@ -430,7 +456,7 @@ func (e *Engine) ack(m *broker.Msg) {
 	reply := string(m.Reply) // "+NXT" carries a pull request, which is kept
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c := s.consumers[consumerName]; c != nil {
+	if c := s.consumers[consumerName]; c != nil && !c.overdue() {
 		s.input(c, func(now time.Time) { c.m.Ack(now, ref, m.Data, reply) })
 	}
 }

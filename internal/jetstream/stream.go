@@ -114,8 +114,9 @@ type consumerEntry struct {
 	cancel  func() // ends watching interest in watched; nil if not watched
 	watched string
 	gone    bool // deleted
-	// unrecorded: the log had no room for a record. It is made again.
-	unrecorded bool
+	// waiting are records for which the log had no room, octets of them.
+	waiting []waitingRecord
+	octets  int
 }
 
 func newUID() []byte {

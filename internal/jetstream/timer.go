@@ -67,7 +67,7 @@ func (s *Stream) onTimer() {
 			s.armExpiry()
 		}
 	}
-	s.recordAgain(now)
+	s.recordAgain()
 	s.settleUnlogged()
 	s.pub.Flush()
 }

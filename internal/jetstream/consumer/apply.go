@@ -2,9 +2,7 @@ package consumer
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"time"
 
 	"petiole/internal/jetstream/api"
 	"petiole/internal/jetstream/command"
@@ -103,15 +101,6 @@ func (m *Machine) applyDelivered(c *command.ConsumerDelivered) {
 func (m *Machine) unsettle(seq uint64) {
 	if m.retain && m.durable {
 		m.unsettled[seq] = struct{}{}
-	}
-}
-
-// RecordAgain makes records once more of what the stream hears of through the log,
-// and has not yet: there may have been no room for them. What it hears of twice
-// makes no difference.
-func (m *Machine) RecordAgain(now time.Time) {
-	for _, seq := range slices.Sorted(maps.Keys(m.unsettled)) {
-		m.record(command.KindConsumerAck, seq, 1, now.UnixNano(), "")
 	}
 }
 

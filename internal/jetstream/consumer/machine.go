@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"hash/fnv"
+	"maps"
 	"slices"
 	"time"
 
@@ -272,7 +273,10 @@ func (m *Machine) Start(now time.Time) {
 	m.recount()
 	m.schedule()
 	m.pause(now)
-	m.RecordAgain(now) // the log has lost the records that a checkpoint was ahead of
+	// The log has lost the records that a checkpoint was ahead of.
+	for _, seq := range slices.Sorted(maps.Keys(m.unsettled)) {
+		m.record(command.KindConsumerAck, seq, 1, now.UnixNano(), "")
+	}
 	if m.cfg.Push() {
 		m.active = m.env.Sink.Interest(m.cfg.DeliverSubject)
 		m.hbAt = now.UnixNano() + span(m.cfg.Heartbeat)
