@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"petiole/internal/jetstream/command"
 	"petiole/storage"
@@ -391,11 +390,13 @@ func (e *Engine) parkLog(d *downStream, from, upTo storage.LSN, after []wal.Reco
 // file of which not all could be read is kept, under another name.
 func (e *Engine) loseParked(s *Stream, lost bool) error {
 	path := filepath.Join(e.streamDir(s.group), parkedName)
-	err := error(nil)
-	if lost {
-		err = e.o.FS.Rename(path, fmt.Sprintf("%s.damaged-%d", path, time.Now().Unix()))
-	} else {
+	var err error
+	if !lost {
 		err = e.o.FS.Remove(path)
+	} else if name, nerr := vfs.FreeName(e.o.FS, path+".damaged-"); nerr != nil {
+		err = nerr
+	} else {
+		err = e.o.FS.Rename(path, name)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

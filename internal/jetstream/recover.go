@@ -319,8 +319,11 @@ func (e *Engine) putAside(s *Stream) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, kv := range s.unreadable {
-		path := filepath.Join(e.streamDir(s.group), fmt.Sprintf("unreadable.%d.%d", time.Now().Unix(), i))
+	for _, kv := range s.unreadable {
+		path, err := vfs.FreeName(e.o.FS, filepath.Join(e.streamDir(s.group), "unreadable."))
+		if err != nil {
+			return err
+		}
 		if err := e.writeFile(path, append(append([]byte(kv.Key), '\n'), kv.Value...)); err != nil {
 			return err
 		}

@@ -216,6 +216,14 @@ func TestSalvage(t *testing.T) {
 			if (len(r.Damage) > 0) != c.bad || r.Kept != len(c.want) {
 				t.Fatalf("%+v", r)
 			}
+			// Another in the same second does not replace what this one has kept.
+			again, err := Salvage(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if parked, err := os.ReadFile(r.Parked); err != nil || again.Parked == r.Parked || !bytes.Equal(parked, b) {
+				t.Fatalf("%s is not kept beside %s: %v", r.Parked, again.Parked, err)
+			}
 			if db, err = Open(path); err != nil {
 				t.Fatal(err)
 			}

@@ -7,13 +7,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"time"
 
 	"go.etcd.io/bbolt"
 
 	"petiole/storage"
 	"petiole/storage/internal/boltfile"
+	"petiole/storage/vfs"
 )
 
 // ForEachIntact is ForEach that passes over damaged values, of which it tells
@@ -102,9 +101,11 @@ func Salvage(path string) (r SalvageReport, err error) {
 	if err := fresh.Close(); err != nil {
 		return r, err
 	}
-	r.Parked = path + ".damaged-" + strconv.FormatInt(time.Now().Unix(), 10)
+	if r.Parked, err = vfs.FreeName(vfs.OS, path+".damaged-"); err != nil {
+		return r, fmt.Errorf("salvage: %w", err)
+	}
 	// A hard link first: there is a file under the name at any time.
-	if err := os.Link(path, r.Parked); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Link(path, r.Parked); err != nil {
 		if _, err := os.Stat(path); err == nil {
 			if err := os.Rename(path, r.Parked); err != nil {
 				return r, fmt.Errorf("salvage: %w", err)

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"strconv"
 	"syscall"
+	"time"
 )
 
 // FS is a file system. Names are slash-separated operating system paths.
@@ -56,6 +58,20 @@ type File interface {
 	// written instead. If there is no room (IsNoSpace) the length may have
 	// changed.
 	Preallocate(size int64) error
+}
+
+// FreeName returns base followed by the time in Unix seconds, or a later one, so
+// that it is the name of no file yet: what has been set aside before is not
+// replaced.
+func FreeName(f FS, base string) (string, error) {
+	for at := time.Now().Unix(); ; at++ {
+		name := base + strconv.FormatInt(at, 10)
+		if _, err := f.Stat(name); errors.Is(err, fs.ErrNotExist) {
+			return name, nil
+		} else if err != nil {
+			return "", err
+		}
+	}
 }
 
 // IsNoSpace reports whether err says that the file system, or the user's quota

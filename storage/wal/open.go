@@ -380,14 +380,12 @@ func (l *Log) setAside(files []liveFile) error {
 
 // park renames a damaged file.
 func (l *Log) park(path string) error {
-	for at := time.Now().Unix(); ; at++ {
-		name := fmt.Sprintf("%s%s%d", path, damagedSuffix, at)
-		if _, err := l.o.FS.Stat(name); err == nil {
-			continue
-		}
-		l.o.Log.Error("a damaged file of the log is set aside", "file", path, "as", name)
-		return l.o.FS.Rename(path, name)
+	name, err := vfs.FreeName(l.o.FS, path+damagedSuffix)
+	if err != nil {
+		return err
 	}
+	l.o.Log.Error("a damaged file of the log is set aside", "file", path, "as", name)
+	return l.o.FS.Rename(path, name)
 }
 
 // adoptSpare keeps a spare of a fitting size for reuse and removes others.
