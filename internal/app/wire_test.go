@@ -26,9 +26,10 @@ import (
 	"petiole/internal/config"
 )
 
-// oracle makes [TestOnTheWire] hold its dialogues with a nats-server and write
-// down what that says, instead of comparing what Petiole says with it.
-var oracle = flag.String("oracle", "", "nats-server `program` to record testdata/wire.txt from")
+// oracle makes [TestOnTheWire], [TestLines] and [TestRefusals] talk to a
+// nats-server and write down what that says, instead of comparing what Petiole
+// says with it.
+var oracle = flag.String("oracle", "", "nats-server `program` to record testdata/*.txt from")
 
 // wireHash is a bcrypt hash of "hashed".
 const wireHash = "$2a$04$5WzYbj39.qEipeYrG/jotObiNFtWZhu9PFZRjBXXe7v2DTjJoSyYy"
