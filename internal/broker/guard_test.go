@@ -10,6 +10,7 @@ import (
 	mrand "math/rand/v2"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -371,6 +372,43 @@ func TestSlowConsumer(t *testing.T) {
 				t.Errorf("%+v", s.Stats())
 			}
 		})
+	}
+}
+
+// TestLargestMessage has the largest message delivered where max_pending is no
+// larger, beside something that is queued already.
+func TestLargestMessage(t *testing.T) {
+	const size = 1 << 20
+	s := run(t, Options{MaxPayload: size, MaxPending: size})
+	nc, pub := dial(t, s), dial(t, s)
+	sub, err := nc.SubscribeSync("large.>")
+	check(t, err)
+	check(t, nc.Flush())
+	taken := func() bool { // what a client has read may count as queued for a moment
+		return !slices.ContainsFunc(s.Conns(), func(c ConnInfo) bool { return c.Pending > 0 })
+	}
+	for i := range 3 {
+		m := &nats.Msg{Subject: "large." + strings.Repeat("s", 1000), Data: make([]byte, size)}
+		until(t, "everything is taken", taken)
+		s.Account().Publish("large.before", "", nil, []byte("queued"))
+		s.Account().Publish(m.Subject, "", []byte("NATS/1.0\r\nAdded-By: JetStream\r\n\r\n"), m.Data)
+		for _, want := range []int{len("queued"), size} {
+			got, err := sub.NextMsg(patience)
+			if err != nil {
+				t.Fatalf("message %d: %v", i, err)
+			}
+			if len(got.Data) != want {
+				t.Fatalf("message %d has %d octets, want %d", i, len(got.Data), want)
+			}
+		}
+		until(t, "everything is taken", taken)
+		check(t, pub.PublishMsg(m))
+		if got, err := sub.NextMsg(patience); err != nil || len(got.Data) != size {
+			t.Fatalf("message %d: %v", i, err)
+		}
+	}
+	if n := s.Stats().SlowConsumers; n != 0 {
+		t.Errorf("%d slow consumers", n)
 	}
 }
 

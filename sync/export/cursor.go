@@ -71,7 +71,8 @@ const firstBatch = 8 << 10
 const maxLost = 1 << 16
 
 // NewCursor returns a cursor that goes on where d says, for the connection's
-// offer. Messages larger than limit bytes are refused (0: none are).
+// offer. Messages of which header and data exceed limit bytes are refused (0:
+// none are).
 func NewCursor(src Source, offer uint32, d *Decision, compress bool, limit int) *Cursor {
 	return &Cursor{
 		src: src, offer: offer, incarnation: d.State.Incarnation, base: d.State.Base,
@@ -124,7 +125,8 @@ func (c *Cursor) Read(out []*Batch, room int) ([]*Batch, error) {
 			return false
 		}
 		size := len(m.Subject) + len(m.Header) + len(m.Data)
-		if c.limit > 0 && size > c.limit {
+		// The limit is that of a publish, which the subject does not count in.
+		if c.limit > 0 && max(len(m.Header)+len(m.Data), size-frame.MaxFrame) > c.limit {
 			failed = &TooLargeError{Seq: m.Seq, Size: size, Limit: c.limit}
 			return false
 		}

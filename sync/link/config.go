@@ -77,7 +77,8 @@ type HubConfig struct {
 	// Users and NKeys may connect. With both empty no edge may.
 	Users []User
 	NKeys []NKey
-	// MaxMessage is the largest message taken, in bytes (0: DefaultMaxMsg).
+	// MaxMessage is the largest message taken, header and data in bytes (0:
+	// DefaultMaxMsg).
 	MaxMessage int
 	// MaxEdges bounds the connections (0: 10000).
 	MaxEdges int

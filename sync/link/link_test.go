@@ -201,7 +201,7 @@ func TestTooLargeForHubIsTold(t *testing.T) {
 	r := newRig(t)
 	r.hub.Close()
 	r.hub = startHub(t, r.hubDir, "127.0.0.1:0", r.sink, func(c *HubConfig) { c.MaxMessage = 1000 })
-	r.stream.add([]byte("ok"), make([]byte, 2000), []byte("after"))
+	r.stream.add(make([]byte, 1000), make([]byte, 1001), []byte("after")) // with subjects
 	e := r.edge(t, r.url(), nil)
 	r.sink.waitCount(t, "PLANT", 1)
 	until(t, "the cause in the status", func() bool {
