@@ -9,6 +9,12 @@ import (
 	"petiole/internal/subject"
 )
 
+// besideMessage is how many octets may be queued for a client beside a message,
+// whatever MaxPending says: nobody could ever get a message that is larger than
+// that, or as large and has a line, and streams may hold such messages, stored
+// under another configuration or at another server.
+const besideMessage = 64 << 10
+
 // Publisher publishes like [Account.Publish], but remembers which
 // subscriptions match the subjects it publishes to and leaves flushing to its
 // owner. It is the fastest way to deliver many messages. A Publisher must not
@@ -224,7 +230,7 @@ func (p *Publisher) deliver(s *subscription) bool {
 		o.mu.Unlock()
 		return false
 	}
-	if o.pending+int64(line+size+len(lineEnd)) > set.MaxPending {
+	if o.pending > besideMessage && o.pending+int64(line+size+len(lineEnd)) > set.MaxPending {
 		o.closed = true
 		o.mu.Unlock()
 		go c.disconnect(errSlowPending)

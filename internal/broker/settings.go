@@ -22,10 +22,6 @@ type settings struct {
 	advertPort int
 }
 
-// besideMessage is how many octets may be queued for a client beside the largest
-// message, whatever MaxPending says.
-const besideMessage = 64 << 10
-
 func newSettings(opts Options) (*settings, error) {
 	set := &settings{Options: opts}
 	o := &set.Options
@@ -59,9 +55,6 @@ func newSettings(opts Options) (*settings, error) {
 	case o.MaxPending < int64(o.MaxPayload):
 		return nil, fmt.Errorf("max_pending %d: less than max_payload (%d), so that no client could get the largest message", o.MaxPending, o.MaxPayload)
 	}
-	// The largest message has to fit with its line, with what JetStream adds to
-	// its header, and with a little that is queued already.
-	o.MaxPending = max(o.MaxPending, int64(o.MaxPayload)+int64(o.MaxControlLine)+besideMessage)
 	if o.Advertise != "" {
 		host, port, err := net.SplitHostPort(o.Advertise)
 		n, numErr := strconv.Atoi(port)
