@@ -72,6 +72,12 @@ func (x *exporter) fail(err error) {
 // if there is no such stream.
 func (x *exporter) load() (export.Source, error) {
 	src, ok := x.e.sources.Stream(x.conf.Stream)
+	x.mu.Lock()
+	old := x.src
+	x.mu.Unlock()
+	if old != nil && (!ok || src.UID() != old.UID()) {
+		x.gone(old)
+	}
 	if !ok {
 		x.mu.Lock()
 		x.src, x.loaded = nil, false
@@ -235,7 +241,6 @@ func (x *exporter) drive(s *session) error {
 			return nil
 		}
 		if errors.Is(err, errGone) {
-			x.gone(src)
 			continue
 		}
 		if progress {
@@ -257,7 +262,7 @@ func (x *exporter) drive(s *session) error {
 	return nil
 }
 
-// gone tells what a deleted stream takes with it.
+// gone tells what a deleted stream takes with it, whether there is a hub or not.
 func (x *exporter) gone(src export.Source) {
 	x.mu.Lock()
 	through := x.through

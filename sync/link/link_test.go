@@ -176,6 +176,26 @@ func TestExportBeginsWithoutHub(t *testing.T) {
 	}
 }
 
+// What a stream that is deleted takes with it is told, also if it happens during an
+// outage, and once.
+func TestDeletedDuringOutage(t *testing.T) {
+	r := newRig(t)
+	url := r.url()
+	r.hub.Close()
+	var log lines
+	e := r.edge(t, url, func(o *EdgeOptions) { o.Log = log.logger() })
+	r.stream.addN(10, 50)
+	until(t, "the stream is known", func() bool { return e.Status().Exports[0].Last == 10 })
+	r.sources.set("READINGS", newMemStream(9))
+	const text = "exported stream was deleted before the hub had all of it"
+	until(t, "the loss is told", func() bool { return log.count(text) > 0 })
+	r.sources.set("READINGS", nil)
+	until(t, "the stream is gone", func() bool { return e.Status().Exports[0].Last == 0 })
+	if n := log.count(text); n != 1 || log.count("hub_has=0 last=10") != 1 {
+		t.Errorf("told %d times:\n%s", n, log.all())
+	}
+}
+
 func TestLargeMessages(t *testing.T) {
 	r := newRig(t)
 	var sums [][32]byte
