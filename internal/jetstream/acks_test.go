@@ -108,6 +108,40 @@ func TestAcknowledgedWithoutRoom(t *testing.T) {
 	}
 }
 
+// What waits for room is not all tried again whenever something happens.
+func TestManyAcknowledgedWithoutRoom(t *testing.T) {
+	const msgs = 500
+	n := startNode(t, t.TempDir())
+	full := &fullProposer{proposer: n.e.prop}
+	n.e.prop = full
+	nc, js := n.connect()
+	createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}, Retention: jetstream.WorkQueuePolicy})
+	publishN(t, js, "s", msgs)
+	c := must(js.CreateConsumer(testContext(t), "S", jetstream.ConsumerConfig{Durable: "C", MemoryStorage: true}))
+	batch := must(c.Fetch(msgs))
+	full.full.Store(true)
+	for range msgs {
+		if err := (<-batch.Messages()).Ack(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	s := must2(n.e.Stream("S"))
+	waiting := func() int {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.unlogged)
+	}
+	eventually(t, "all wait", func() bool { return waiting() == msgs })
+	if got := full.refused.Load(); got > msgs*msgs/10 {
+		t.Errorf("%d of %d messages were tried", got, msgs)
+	}
+	full.full.Store(false)
+	eventually(t, "they are gone", func() bool { return s.State().Msgs == 0 })
+}
+
 // An acknowledgement that is answered is durable, even if the log had no room for
 // it when it was made first, and it was repeated.
 func TestConfirmedWithoutRoom(t *testing.T) {

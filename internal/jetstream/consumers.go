@@ -117,16 +117,10 @@ func (s *Stream) recordAgain() {
 // done with; those for which the log has no room, later. The caller holds the
 // lock, and is not within a machine.
 func (s *Stream) settleUnlogged() {
-	var later []uint64
-	defer func() {
-		if s.unlogged = later; len(later) > 0 {
-			s.arm(s.e.moment().Add(spaceRetry))
-		}
-	}()
 	for len(s.unlogged) > 0 {
 		seqs := s.unlogged
 		s.unlogged = nil
-		for _, seq := range seqs {
+		for i, seq := range seqs {
 			if !s.unwanted(seq) {
 				continue
 			}
@@ -139,7 +133,9 @@ func (s *Stream) settleUnlogged() {
 				continue
 			}
 			if err := s.e.prop.ProposeLazy(s.group, nil, rec); noSpace(err) {
-				later = append(later, seq)
+				s.unlogged = seqs[i:] // nor is there for the others
+				s.arm(s.e.moment().Add(spaceRetry))
+				return
 			} // else it fails with the log, which others report
 		}
 	}
