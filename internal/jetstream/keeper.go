@@ -88,6 +88,9 @@ func (e *Engine) keepBudgets() error {
 		if err := e.trim(); err != nil {
 			return err
 		}
+		if e.wal.Oldest() == before {
+			e.makeWay() // with others in use all the time this may go on for long
+		}
 		if e.space.full.Load() || e.closing.Load() {
 			return nil // a full disk is tried again soon
 		}

@@ -39,6 +39,7 @@ func (e *Engine) mendServing(s *Stream, f *fileStore, cause error) bool {
 	}
 	s.mending.Store(true)
 	if e.spawn(func() {
+		defer e.wakeCheckpointer() // the log can do without more, and publishers may wait
 		defer cancel()
 		defer s.mending.Store(false)
 		defer s.yields.Store(nil)
@@ -66,9 +67,9 @@ func (s *Stream) yield() {
 }
 
 // makeWay ends the repairs that take long if the log or the tables have half of what
-// they may when everything else has been checkpointed.
+// they may when everything else has been checkpointed, or that does not help.
 func (e *Engine) makeWay() {
-	if e.wal.Size() <= e.o.WALBudget/2 && e.tableBytes.Load() <= tableBurst*e.tableLimit.Load()/2 {
+	if e.wal.Size() <= e.o.WALBudget/2 && e.tableBytes.Load() <= tableBurst*e.tableLimit.Load()/2 && !e.tableGate.shut.Load() {
 		return
 	}
 	for _, s := range *e.streams.Load() {

@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"petiole/internal/jetstream/command"
 	"petiole/storage/msgstore"
 )
 
@@ -225,6 +228,104 @@ func TestLongRepairMakesWay(t *testing.T) {
 			}
 			n.stop()
 		})
+	}
+}
+
+// A long repair makes way also if the others are in use all the time, so that there
+// always is one to be checkpointed.
+func TestLongRepairMakesWayForBusy(t *testing.T) {
+	begun, end := make(chan struct{}, 2), make(chan struct{})
+	var busy atomic.Pointer[func()] // called after each checkpoint
+	n := startNode(t, t.TempDir(), func(o *Options) {
+		o.mendLong = 1
+		o.SegmentSize, o.WALBudget = 128<<10, 1<<20
+		o.openStore = func(dir string, o msgstore.Options) (backing, error) {
+			s, err := msgstore.Open(dir, o)
+			if err != nil {
+				return nil, err
+			}
+			return busyStore{slowRepair{s, begun, end}, &busy}, nil
+		}
+	})
+	_, js := n.connect()
+	str := createStream(t, js, jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	createStream(t, js, jetstream.StreamConfig{Name: "OTHER", Subjects: []string{"o"}})
+	for range 100 {
+		must(js.Publish(testContext(t), "s", []byte("SPOILED"+strings.Repeat("x", 400))))
+	}
+	if err := n.e.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	s, other := must2(n.e.Stream("S")), must2(n.e.Stream("OTHER"))
+	spoil(t, n.e.storePath(s.group), "SPOILED")
+	if err := str.DeleteMsg(testContext(t), 40); err != nil {
+		t.Fatal(err)
+	}
+	<-begun
+	eventually(t, "the log is kept", func() bool { return s.keep.Load() != 0 })
+	more := func() {
+		p := pubPool.Get().(*pubReq)
+		p.reply, p.head = p.reply[:0], command.AppendPublishHead(p.head[:0], time.Now().UnixNano(), 0, "o", 0)
+		if err := n.e.prop.Propose(other.group, p, p.head, make([]byte, 1000)); err == nil {
+			_ = n.e.wal.Commit()
+		}
+	}
+	busy.Store(&more)
+	defer busy.Store(nil)
+	for range 60 {
+		must(js.Publish(testContext(t), "o", make([]byte, 10<<10)))
+	}
+	n.e.wakeCheckpointer()
+	eventually(t, "the stream is taken out of service", func() bool { return len(n.e.DownStreams()) == 1 })
+	busy.Store(nil)
+	close(end)
+	eventually(t, "the file is repaired", func() bool { return n.e.Damage().Repairs == 1 && len(n.e.DownStreams()) == 0 })
+	if st := must2(n.e.Stream("OTHER")).State(); st.Msgs < 61 {
+		t.Errorf("others: %+v", st)
+	}
+}
+
+// busyStore is a store with which something happens as soon as it has been
+// checkpointed.
+type busyStore struct {
+	slowRepair
+	then *atomic.Pointer[func()]
+}
+
+func (s busyStore) Checkpoint() error {
+	err := s.slowRepair.Checkpoint()
+	if then := s.then.Load(); then != nil {
+		(*then)()
+	}
+	return err
+}
+
+// The table of a stream whose file is being repaired for long, which cannot be
+// checkpointed, has no others checkpointed.
+func TestLargestWithoutRepaired(t *testing.T) {
+	n := startNode(t, t.TempDir())
+	_, js := n.connect()
+	for _, name := range []string{"S", "OTHER"} {
+		createStream(t, js, jetstream.StreamConfig{Name: name, Subjects: []string{name}})
+		publishN(t, js, name, 10)
+	}
+	s := must2(n.e.Stream("S"))
+	grow := 2 * n.e.tableLimit.Load()
+	s.mu.Lock()
+	s.tableBytes.Add(grow)
+	n.e.tableBytes.Add(grow)
+	list := n.e.largest()
+	none := context.CancelFunc(func() {})
+	s.yields.Store(&none)
+	repaired := n.e.largest()
+	s.yields.Store(nil)
+	s.measure()
+	s.mu.Unlock()
+	if len(list) != 1 || list[0] != s {
+		t.Errorf("%d streams are to be checkpointed", len(list))
+	}
+	if len(repaired) != 0 {
+		t.Errorf("%d streams are to be checkpointed during the repair", len(repaired))
 	}
 }
 

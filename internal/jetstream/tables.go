@@ -122,8 +122,9 @@ func (s *Stream) uncount() {
 }
 
 // largest returns the streams with the largest tables, so many of them that the
-// others' take no more than half of the budget; none if all are within it. One whose
-// file is being repaired for long cannot be checkpointed.
+// others' take no more than half of the budget; none if all are within it. Those whose
+// files are being repaired for long cannot be checkpointed, and do not count: the
+// others are not to be checkpointed again and again for them.
 func (e *Engine) largest() []*Stream {
 	total, budget := e.tableBytes.Load(), e.tableLimit.Load()
 	if total <= budget {
@@ -135,9 +136,15 @@ func (e *Engine) largest() []*Stream {
 	}
 	var all []sized
 	for _, s := range *e.streams.Load() {
-		if n := s.tableBytes.Load(); n > 0 && s.yields.Load() == nil {
+		switch n := s.tableBytes.Load(); {
+		case s.yields.Load() != nil:
+			total -= n
+		case n > 0:
 			all = append(all, sized{s, n})
 		}
+	}
+	if total <= budget {
+		return nil
 	}
 	slices.SortFunc(all, func(a, b sized) int { return cmp.Compare(b.n, a.n) })
 	var list []*Stream
