@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -146,7 +145,7 @@ func runAll(dir, peer, binary, cli string, pick *regexp.Regexp) (out []outcome, 
 		return nil, err
 	}
 	defer proc.Kill()
-	if err := rig.WaitReady(proc, rig.Addr(port), 15*time.Second); err != nil {
+	if err := rig.WaitReady(proc, rig.Addr(port), rig.StartTimeout); err != nil {
 		return nil, err
 	}
 	url := "nats://" + rig.Addr(port)
@@ -166,7 +165,7 @@ func runAll(dir, peer, binary, cli string, pick *regexp.Regexp) (out []outcome, 
 		}
 		out = append(out, outcome{s.name, err, s.anyway})
 	}
-	return out, proc.Stop(10 * time.Second)
+	return out, proc.Stop(rig.StopTimeout)
 }
 
 // readExpected returns the names listed in expected-failures.txt; what follows
