@@ -143,6 +143,12 @@ func (w *Waste) estimate(st storage.State, last *compacted) {
 	// A message costs about what limits count for it, a subject its summary
 	// and a block of postings.
 	w.After = min(w.Used, w.Live+w.Live/8+int64(st.Msgs)*8+int64(st.Subjects)*128+1<<20)
+	if st.Msgs > 0 {
+		// A page has up to three messages, whatever their size, and is written
+		// anew for each that comes to it, where it finds room in one piece: behind
+		// large ones the pages of one, two and three are free.
+		w.After += 6 * w.Live / int64(st.Msgs)
+	}
 	if last != nil && last.live > 0 {
 		w.After = max(w.After, int64(float64(last.size)*min(1, float64(w.Live)/float64(last.live))))
 	}

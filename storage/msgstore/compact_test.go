@@ -65,6 +65,31 @@ func TestCompactNotesSparse(t *testing.T) {
 	checkedOnDisk(t, s)
 }
 
+// Large messages leave free pages behind that a new file has too, once the last of
+// them has come: to compact for those would be for nothing, but not for what is
+// removed.
+func TestLargeMessagesAreNotWaste(t *testing.T) {
+	s := openFast(t, t.TempDir())
+	const size = 8 << 20
+	for i := range 6 {
+		fillMessages(t, s, 1, size, "large")
+		checkpoint(t, s, storage.LSN(i+1))
+		if w, err := s.Waste(); err != nil || w.Worth {
+			t.Fatalf("of %d messages: %+v, %v", i+1, w, err)
+		}
+	}
+	for seq := range uint64(5) {
+		if _, err := s.Remove(seq + 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkpoint(t, s, 7)
+	checkpoint(t, s, 8)
+	if w, err := s.Waste(); err != nil || !w.Worth {
+		t.Fatalf("of one message: %+v, %v", w, err)
+	}
+}
+
 // A new file that cannot be written is a failed write, which ends the program;
 // one that there is no room for can wait.
 func TestNewFileFails(t *testing.T) {
