@@ -3,6 +3,7 @@ package export
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"petiole/internal/jetstream"
 	"petiole/storage"
@@ -14,12 +15,18 @@ func Engine(e *jetstream.Engine) Sources { return engine{e} }
 
 type engine struct{ e *jetstream.Engine }
 
+var _ Repairer = engine{}
+
 func (s engine) Stream(name string) (Source, bool) {
 	st, ok := s.e.Stream(name)
 	if !ok {
 		return nil, false
 	}
 	return st, true
+}
+
+func (s engine) Repairing(name string) bool {
+	return slices.ContainsFunc(s.e.DownStreams(), func(d jetstream.DownStream) bool { return d.Name == name })
 }
 
 func (s engine) WatchStreams(fn func()) func() { return s.e.WatchStreams(fn) }

@@ -50,6 +50,13 @@ type Sources interface {
 	WatchStreams(fn func()) (cancel func())
 }
 
+// Repairer is Sources of which some may be out of service for a while.
+type Repairer interface {
+	// Repairing reports whether there is a stream of that name, of which the files
+	// are being repaired, or wait for that.
+	Repairing(name string) bool
+}
+
 // StateStore keeps the states of exports over restarts.
 type StateStore interface {
 	// Get returns a copy of the value stored under key; nil if there is none.

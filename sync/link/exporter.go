@@ -75,7 +75,8 @@ func (x *exporter) load() (export.Source, error) {
 	x.mu.Lock()
 	old := x.src
 	x.mu.Unlock()
-	if old != nil && (!ok || src.UID() != old.UID()) {
+	if repairer, may := x.e.sources.(export.Repairer); old != nil && (!ok || src.UID() != old.UID()) &&
+		(ok || !may || !repairer.Repairing(x.conf.Stream)) {
 		x.gone(old)
 	}
 	if !ok {

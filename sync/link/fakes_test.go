@@ -124,7 +124,20 @@ func (s *memStream) truncate(last uint64) {
 type memSources struct {
 	mu       sync.Mutex
 	streams  map[string]*memStream
+	repaired string // the name of one that is being repaired
 	watchers []func()
+}
+
+func (m *memSources) Repairing(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return name == m.repaired
+}
+
+func (m *memSources) repair(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.repaired = name
 }
 
 func (m *memSources) Stream(name string) (export.Source, bool) {

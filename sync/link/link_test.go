@@ -196,6 +196,27 @@ func TestDeletedDuringOutage(t *testing.T) {
 	}
 }
 
+// A stream that does not serve while its files are being repaired is not said to have
+// been deleted.
+func TestRepairedDuringOutage(t *testing.T) {
+	r := newRig(t)
+	url := r.url()
+	r.hub.Close()
+	var log lines
+	e := r.edge(t, url, func(o *EdgeOptions) { o.Log = log.logger() })
+	r.stream.addN(10, 50)
+	until(t, "the stream is known", func() bool { return e.Status().Exports[0].Last == 10 })
+	r.sources.repair("READINGS")
+	r.sources.set("READINGS", nil)
+	until(t, "the stream does not serve", func() bool { return e.Status().Exports[0].Last == 0 })
+	r.sources.set("READINGS", r.stream)
+	r.sources.repair("")
+	until(t, "the stream serves again", func() bool { return e.Status().Exports[0].Last == 10 })
+	if text := log.all(); strings.Contains(text, "deleted") {
+		t.Error(text)
+	}
+}
+
 func TestLargeMessages(t *testing.T) {
 	r := newRig(t)
 	var sums [][32]byte
