@@ -187,8 +187,9 @@ func TestTrim(t *testing.T) {
 		if l.Oldest() > 31 || l.Oldest() < 20 {
 			t.Errorf("oldest is %d after a trim below 31", l.Oldest())
 		}
-		if s.Spares != 2 || len(disk.Names(".spare")) != 2 {
-			t.Errorf("%d spares, files %v, want 2", s.Spares, disk.Names(".spare"))
+		// One more if it was being allocated while a segment became one.
+		if s.Spares < 2 || s.Spares > 3 || len(disk.Names(".spare")) != s.Spares {
+			t.Errorf("%d spares, files %v, want 2 or 3", s.Spares, disk.Names(".spare"))
 		}
 		if l.Size() >= size || len(disk.Names(".wal")) != s.Segments {
 			t.Errorf("size was %d, is %d; files %v", size, l.Size(), disk.Names(".wal"))
@@ -204,8 +205,8 @@ func TestTrim(t *testing.T) {
 			put(t, l, record(100+i, 1900))
 		}
 		synctest.Wait()
-		if s := l.Stats(); s.Spares < 1 || s.Spares > 2 || len(disk.Names(".spare")) != s.Spares {
-			t.Errorf("%d spares after a rollover, want 1 or 2", s.Spares)
+		if s := l.Stats(); s.Spares < 1 || s.Spares > 3 || len(disk.Names(".spare")) != s.Spares {
+			t.Errorf("%d spares after a rollover, want 1 to 3", s.Spares)
 		}
 		oldest := l.Oldest()
 		l.Close()
