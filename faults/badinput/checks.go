@@ -105,7 +105,7 @@ func clientProtocol(_ context.Context, b *bench) error {
 		"SUB x\r\n",
 		"SUB x y z a b\r\n",
 		"UNSUB\r\n",
-		"UNSUB 1 -5\r\n",
+		"UNSUB 1 2 3\r\n",
 		"CONNECT {\r\n",
 		"CONNECT []\r\n",
 		"CONNECT " + strings.Repeat("[", 2000) + "\r\n",
