@@ -228,7 +228,7 @@ func (c *cycle) live(ctx context.Context, p *rig.Process) error {
 		// It should be ending, unless what failed was only this request.
 		select {
 		case <-p.Done():
-		case <-time.After(patience):
+		case <-time.After(c.ends()):
 			return fmt.Errorf("%w; and yet the edge runs on", err)
 		}
 	case err != nil:
@@ -251,7 +251,7 @@ func (c *cycle) live(ctx context.Context, p *rig.Process) error {
 		}
 		select {
 		case <-p.Done():
-		case <-time.After(patience):
+		case <-time.After(c.ends()):
 		}
 	}
 	if p.Alive() {
@@ -264,6 +264,12 @@ func (c *cycle) live(ctx context.Context, p *rig.Process) error {
 		return nil // on to the next life
 	}
 	return c.judge(p, false)
+}
+
+// ends is how long it is waited for an edge that should be ending: longer than it
+// may take, which is judged afterwards, but not for one that does not end at all.
+func (c *cycle) ends() time.Duration {
+	return rig.Allow(exitWithin, c.site.Programs.Edge) + 5*time.Second
 }
 
 // judge says whether the edge ended as it should have, at the point.
